@@ -61,6 +61,7 @@ SETTINGS: Final = {
     "dram_tier_bytes": ("`auto`, or bytes: `64M` and more; `0`: none", "`auto`: 1/16 of the memory, 4 GiB at most"),
     "rdma": ("`auto`: the first device, beside `native`; `off`; or the name of a device", "`auto`"),
     "timeout": ("for clients, gateways and mounts: seconds that an engine may be silent while a request waits", "`30`"),
+    "heads": ("of a lake on several devices: processes that serve clients of this machine", "`1`"),
     "protect": ("of a lake on several devices: data and parity shards, chosen when it is made", "`4+2`"),
 }
 

@@ -17,16 +17,16 @@ def lake_readings(running: Running) -> list[Reading]:
     return [
         Reading("lake_ready", "1 when the engine serves", lambda: running.not_ready() is None),
         Reading("lake_connections", "Open connections", lambda: running.server.connection_count),
-        Reading("lake_members", "Members of this machine", lambda: len(parts.processes.members)),
+        Reading("lake_members", "Members of this machine", lambda: len(parts.processes.all)),
         Reading(
             "lake_members_serving",
             "Members of this machine that serve",
-            lambda: sum(member.is_serving for member in parts.processes.members),
+            lambda: sum(member.is_serving for member in parts.processes.all),
         ),
         Reading(
             "lake_member_restarts_total",
             "Processes of members that ended and were started again",
-            lambda: sum(member.restarts for member in parts.processes.members),
+            lambda: sum(member.restarts for member in parts.processes.all),
         ),
         Reading("lake_ring_epoch", "Number of the newest ring epoch", lambda: parts.links.tables[0].ring_epoch),
         Reading("lake_ring_epochs", "Ring epochs that are not retired", lambda: len(parts.links.tables)),

@@ -14,14 +14,14 @@ from cli.serve.s3_options import s3_options
 from cli.terminal.process import run_loop, say
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lakefs.config.settings import Address, Config
 
 _OF_MEMBERS: Final = ("log_level", "scrub_interval", "scrub_rate", "io_uring")
 """Settings of a lake that are each member's."""
-_NO_FACES: Final = (
-    *("--s3", "off", "--admin", "off", "--rdma", "off"),
-    *("--hot-index", "off", "--dram-tier-bytes", "0", "--upload-expiry", "0"),
-)
+_NO_PORTS: Final = ("--s3", "off", "--admin", "off", "--rdma", "off")
+_NO_FACES: Final = (*_NO_PORTS, *("--hot-index", "off", "--dram-tier-bytes", "0", "--upload-expiry", "0"))
 """A member has no client but the lake: no ports, and no memory for clients of this machine."""
 
 
@@ -33,11 +33,14 @@ _NO_FACES: Final = (
     help="The store's folder; made at the first start.  Several, one on each device: one lake over all of them.",
 )
 @click.option("--protect", metavar="K+M", help="Of several devices: data and parity shards; 4+2, chosen once.")
+@click.option("--heads", metavar="N", help="Of several devices: processes that serve clients of this machine; 1.")
 @click.option("--accept-loss", is_flag=True, help="Make a lake although the loss of one device would harm it.")
 @click.option("--new-devices", is_flag=True, help="Empty folders become new members of a lake that exists.")
 @click.option("--without", metavar="ID", multiple=True, help="A copy of a lake's names that is lost for ever.")
 @click.option("--restored", is_flag=True, help="The folders of a lake's names were put back from a backup.")
 @click.option("--member", hidden=True, metavar="LAKE", help="Be the process of a member of this lake.")
+@click.option("--head", hidden=True, metavar="NAMES", help="Be one more head, whose names are there.")
+@click.option("--inherited", hidden=True, type=int, multiple=True, metavar="FD", help="A socket that listens.")
 @click.option("--parent", hidden=True, type=int, metavar="FD", help="Socket to the process that serves the lake.")
 @click.option("--socket", metavar="PATH", help="Unix socket of the native protocol.")
 @click.option("--socket-group", metavar="GROUP", help="Group that may use the socket, beside root and this user.")
@@ -75,6 +78,8 @@ def serve(
     without: tuple[str, ...],
     restored: bool,
     member: str | None,
+    head: str | None,
+    inherited: tuple[int, ...],
     parent: int | None,
     **settings: str | tuple[str, ...] | None,
 ) -> None:
@@ -95,6 +100,8 @@ def serve(
     log_to_stderr(config.log_level)
     if member is not None and parent is not None:
         run_loop(partial(_serve_member, config, bytes.fromhex(member), parent))
+    elif head is not None and parent is not None:
+        run_loop(partial(_serve_head, config, head, inherited, parent))
     elif _is_lake(config):
         options = {"accept_loss": accept_loss, "new_devices": new_devices, "without": without, "restored": restored}
         run_loop(partial(_serve_lake, config, options))
@@ -106,7 +113,10 @@ async def _serve_engine(config: Config) -> None:
     from cli.serve.faces import notify_manager, serve_admin_port, serve_s3_port
     from cli.serve.start_checks import check_first_start
     from engine.process.engine_process import run_engine
+    from lakefs.errors import ConfigError
 
+    if config.heads > 1:
+        raise ConfigError("heads are of a lake: one engine serves all its clients in one process", subject="heads")
     await check_first_start(config)
     await run_engine(config, printer=say, faces=(serve_s3_port, serve_admin_port, notify_manager))
 
@@ -121,16 +131,23 @@ async def _serve_lake(config: Config, options: dict[str, Any]) -> None:
         config,
         printer=say,
         member_command=partial(member_command, config),
+        head_command=partial(head_command, config),
         faces=(serve_s3_port, serve_admin_port, notify_manager),
         options=LakeOptions(**options),
     )
 
 
 async def _serve_member(config: Config, lake_id: bytes, parent: int) -> None:
-    from engine.lake.member_processes import report_to_parent
+    from engine.lake.children import report_to_parent
     from engine.process.engine_process import run_engine
 
     await run_engine(config, printer=lambda _: None, faces=(partial(report_to_parent, parent),), cluster_id=lake_id)
+
+
+async def _serve_head(config: Config, names: str, inherited: Sequence[int], parent: int) -> None:
+    from engine.lake.lake_process import run_head
+
+    await run_head(config, names=names, sockets=inherited, parent=parent)
 
 
 def _is_lake(config: Config) -> bool:
@@ -160,5 +177,27 @@ def member_command(
         "--member",
         lake_id.hex(),
         "--parent",
+    ]
+    return [sys.executable, "-P", "-m", "cli.main", "serve", "--config", os.devnull, *own]
+
+
+def head_command(config: Config, number: int, sockets: Sequence[int], names: str) -> list[str]:
+    """Return the command of a head's process.  The heads and the process that starts them share the DRAM tier's bytes.
+
+    A shared index that has a path has one for each of them.
+    """
+    from engine.lake.lake_process import tier_share
+
+    index = config.hot_index if not config.hot_index.startswith("/") else f"{config.hot_index}.{number}"
+    own = [
+        *(part for folder in config.folders for part in ("--data", str(folder))),
+        *("--socket", str(config.socket), "--socket-group", config.socket_group),
+        *("--native", str(config.native or "off")),
+        *_NO_PORTS,
+        *("--dram-tier-bytes", str(tier_share(config))),
+        *("--hot-index", index, "--hot-index-entries", str(config.hot_index_entries)),
+        *("--log-level", config.log_level),
+        *(part for socket in sockets for part in ("--inherited", str(socket))),
+        *("--head", names, "--parent"),
     ]
     return [sys.executable, "-P", "-m", "cli.main", "serve", "--config", os.devnull, *own]

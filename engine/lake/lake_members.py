@@ -21,9 +21,10 @@ import trio
 from engine.coordinator.lake_state import NO_EPOCH, LakeState
 from engine.coordinator.records import MemberRecord
 from engine.host.local_disk import LocalDisk
+from engine.lake.children import LOOK_S, Served
 from engine.lake.folders import check_devices
 from engine.lake.machine import keep_machine
-from engine.lake.member_processes import FOLDER_LOOK_S, MemberPlan, MemberProcess, MemberProcesses, Served
+from engine.lake.member_processes import MemberPlan, MemberProcess, MemberProcesses
 from engine.lake.plan import LakePlan
 from engine.superblock.superblock import survey_superblocks
 from engine.walker.membership import members_of_records
@@ -58,7 +59,7 @@ def members_to_start(plan: LakePlan, protection: Protection, *, is_made: bool) -
     return members
 
 
-def registering(state: LakeState, plan: LakePlan) -> Served:
+def registering(state: LakeState, plan: LakePlan) -> Served[MemberPlan]:
     """Return the function that records where a member is each time when it begins to serve."""
 
     async def served(member: MemberProcess) -> None:
@@ -79,8 +80,8 @@ async def take_new_folders(plan: LakePlan, processes: MemberProcesses) -> None:
     Runs until cancelled.
     """
     while True:
-        await trio.sleep(FOLDER_LOOK_S)
-        served = {member.plan.folder for member in processes.members}
+        await trio.sleep(LOOK_S)
+        served = {member.plan.folder for member in processes.all}
         for member in plan.members:
             if member.folder not in served and member.is_wanted():
                 _log.info("a member is started in a folder that held none", folder=str(member.folder))
@@ -96,7 +97,7 @@ async def wait_for_members(
         await processes.wait_settled()
     if is_made:
         return
-    for member in processes.members:
+    for member in processes.all:
         if not member.is_serving:
             raise StoreUnusable(
                 f"the lake is not made: the member in {member.plan.folder} could not be started",
@@ -109,7 +110,7 @@ async def wait_for_members(
 
 def about_machine(plan: LakePlan, processes: MemberProcesses) -> dict[str, Any]:
     """Return the lake's folders on this machine, and the members in them."""
-    by_folder = {member.plan.folder: member for member in processes.members}
+    by_folder = {member.plan.folder: member for member in processes.all}
     folders = []
     for folder in plan.folders:
         member = by_folder.get(folder)

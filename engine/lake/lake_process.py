@@ -2,8 +2,9 @@
 
 `run_lake` is the parent of all: it starts a process for each member, and serves a head itself, and the names where they
 are this machine's.  The head's socket is where clients find an engine; members' sockets lie beside it, `SOCKET.1` and
-on.  Where other machines belong to the lake, the names listen for them at the machine's address, and members at the
-ports behind it, PORT + 1 and on; all ask for the lake's token.
+on.  With `heads` above 1 as many processes serve clients, each of them `run_head`.  Where other machines belong to the
+lake, the names listen for them at the machine's address, and members at the ports behind it, PORT + 1 and on; all ask
+for the lake's token.
 
 Rules kept here:
 - A signal ends a start that is not finished, also one that waits for a member.
@@ -17,14 +18,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
+import msgspec
 import structlog
 import trio
 
 from engine.host.local_disk import LocalDisk
+from engine.lake.children import open_parent
 from engine.lake.folders import check_devices, is_wanted, look_at_folders
-from engine.lake.lake_members import take_new_folders
+from engine.lake.head_processes import HeadCommand, HeadProcesses, names_socket
+from engine.lake.lake_members import about_machine, take_new_folders
 from engine.lake.machine import MachineRecord, token_in
 from engine.lake.member_processes import MemberPlan
 from engine.lake.parts import LakeParts, open_lake
@@ -46,6 +50,7 @@ from lakefs.errors import ConfigError, InvalidArgument
 from lakefs.grants.dram_slabs import SLAB_BYTES
 from lakefs.ids import CopyId
 from lakefs.limits import STRANGERS_MAX
+from lakefs.transport.address import UnixAddress, parse_address as parse_transport
 from lakefs.transport.streams import TrioNetwork
 
 MemberCommand = Callable[[Path, Path, bytes, Address | None], Sequence[str]]
@@ -81,11 +86,42 @@ class RunningLake(Running):
     """A lake on several devices."""
 
     parts: LakeParts
+    network: TrioNetwork
+    heads: HeadProcesses | None = None
+    """Serve the native protocol in this process's place."""
 
     @property
     def is_untouched(self) -> bool:
         """True if this start made the lake."""
         return self.parts.is_made_now
+
+    async def listen(self, nursery: trio.Nursery) -> None:
+        """See `Running`."""
+        if self.heads is None:
+            await super().listen(nursery)
+            return
+        names = ""
+        if self.parts.names is not None:
+            server = Server(self.parts.names.service, TrioNetwork(), token=None, of_the_lake=True)
+            names = await nursery.start(server.listen_and_serve, names_socket(self.config.socket))
+        await nursery.start(self.heads.run, self.native_addresses(), self.network, names)
+        self.addresses += self.heads.addresses
+        self.drains.append(self.heads.drain)
+
+
+@dataclass(kw_only=True)
+class RunningHead(RunningLake):
+    """One of several heads of a machine, which accepts at sockets that it inherited."""
+
+    sockets: Sequence[int]
+
+    async def listen(self, nursery: trio.Nursery) -> None:
+        """See `Running`."""
+        for socket in self.sockets:
+            listener = self.network.inherited(socket)
+            trusted = isinstance(parse_transport(listener.address), UnixAddress)
+            serving = partial(self.server.serve, listener, trusted=trusted)
+            self.addresses.append(await nursery.start(serving))
 
     def read_only_because(self) -> str:
         """See `Running`."""
@@ -98,6 +134,7 @@ async def run_lake(
     *,
     printer: Callable[[str], None],
     member_command: MemberCommand,
+    head_command: HeadCommand | None = None,
     faces: Sequence[Face] = (),
     options: LakeOptions | None = None,
 ) -> None:
@@ -114,10 +151,34 @@ async def run_lake(
                     nursery.start_soon(take_new_folders, lake.plan, lake.processes)
                     if lake.names is not None:
                         nursery.start_soon(lake.names.upkeep.run)
-                    running = _running(config, lake, group)
+                    running = _running(RunningLake, config, lake, group)
+                    if config.heads > 1 and head_command is not None:
+                        about = partial(about_machine, lake.plan, lake.processes)
+                        running.heads = HeadProcesses(config.heads, head_command, about)
                     await serve_until_signal(running, nursery, signals, printer, (_serve_machines, *faces))
                     nursery.cancel_scope.cancel()
     printer("stopped")
+
+
+async def run_head(config: Config, *, names: str, sockets: Sequence[int], parent: int) -> None:
+    """Serve one of several heads of a machine until SIGTERM or SIGINT, or the end of its parent.
+
+    `names`: their address on this machine; empty where another machine has them.  `sockets` are inherited, listening.
+    """
+    told: dict[str, Any] = {}
+
+    def heard(line: bytes) -> None:
+        told.clear()
+        told.update(msgspec.json.decode(line))
+
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with open_parent(parent, heard) as process, trio.open_nursery() as opening:
+            opened = await opening.start(_cancel_on_signal, signals, opening.cancel_scope)
+            async with open_lake(plan_head(config, names), lambda: told) as lake, trio.open_nursery() as nursery:
+                opened.cancel()
+                running = _running(partial(RunningHead, sockets=sockets), config, lake, group_id(config.socket_group))
+                await serve_until_signal(running, nursery, signals, lambda line: None, (process.report,))
+                nursery.cancel_scope.cancel()
 
 
 async def _cancel_on_signal(
@@ -159,8 +220,35 @@ def plan_lake(config: Config, member_command: MemberCommand, options: LakeOption
         without=options.lost_copies(),
         restored=options.restored,
         upload_expiry_s=config.upload_expiry,
-        tier=TierPlan(tier_size_of(config), config.hot_index, config.hot_index_entries),
+        tier=_tier(config),
     )
+
+
+def plan_head(config: Config, names: str) -> LakePlan:
+    """Return what one more head opens: no member, and names that another process has.  Errors as `plan_lake`."""
+    found = look_at_folders(config.folders)
+    return LakePlan(
+        found.machine,
+        _token(config, found.machine),
+        is_new=False,
+        members=[],
+        protection=Protection.parse(found.machine.protect or config.protect),
+        is_chosen=False,
+        accept_loss=True,
+        new_devices=False,
+        tier=_tier(config),
+        names_socket=names,
+    )
+
+
+def _tier(config: Config) -> TierPlan:
+    return TierPlan(tier_share(config), config.hot_index, config.hot_index_entries)
+
+
+def tier_share(config: Config) -> int:
+    """Return the bytes of the DRAM tier that a process gets, in whole slabs: the same for this one and each head."""
+    shares = config.heads + 1 if config.heads > 1 else 1
+    return tier_size_of(config) // shares // SLAB_BYTES * SLAB_BYTES
 
 
 def port_of(machine: MachineRecord, number: int) -> Address | None:
@@ -183,22 +271,27 @@ def _token(config: Config, machine: MachineRecord) -> str:
     return new_token()
 
 
-def _running(config: Config, lake: LakeParts, group: int | None) -> RunningLake:
+R = TypeVar("R", bound=RunningLake)
+
+
+def _running(kind: Callable[..., R], config: Config, lake: LakeParts, group: int | None) -> R:
     disk = LocalDisk(config.data)
     token = native_token(disk) if config.native else None
     slabs = lake.plan.tier.size_bytes // SLAB_BYTES
     connections = connections_limit(DESCRIPTORS_PER_SLAB * slabs + (STRANGERS_MAX if config.native else 0))
     machine = lake.plan.machine
-    title = f"lake    {machine.name or machine.lake}  ({len(lake.processes.members)} members"
+    title = f"lake    {machine.name or machine.lake}  ({len(lake.processes.all)} members"
     title += f", protection {lake.protection}" + (f", names at {machine.names_at})" if machine.names_at else ")")
-    return RunningLake(
+    network = TrioNetwork(group=group)
+    return kind(
         config=config,
         service=lake.head,
-        server=Server(lake.head, TrioNetwork(group=group), token=token, connections_max=connections),
+        server=Server(lake.head, network, token=token, connections_max=connections),
         offload=lake.offload,
         disk=disk,
         title=title,
         parts=lake,
+        network=network,
     )
 
 

@@ -5,7 +5,7 @@
     names       metadata, mirrored on some of the devices, with the coordinator's records among them
     upkeep      walker, gc, membership: beside the names
 
-A machine has the names, or reaches those of another one (`LakePlan.machine.names_at`): then it has no upkeep either.
+A process has the names, or reaches those of another one (`LakePlan.names_at`): then it has no upkeep either.
 Opened in this order from below: names, coordinator, members, links to them, head; and closed in the reverse one.
 
 Rules kept here:
@@ -33,13 +33,14 @@ from engine.coordinator.names_coordinator import open_names_coordinator
 from engine.coordinator.records import LakeRecord
 from engine.coordinator.remote_coordinator import RemoteCoordinator, open_remote_coordinator
 from engine.format.layouts import StoreIdentity
-from engine.head.head import Head, open_head
+from engine.head.head import AboutMachine, Head, open_head
 from engine.head.head_tier import HeadMemory
 from engine.head.names_link import ConnectNames, NamesConnection, names_at
 from engine.host.clock import SystemClock
+from engine.lake.children import open_children
 from engine.lake.lake_members import about_machine, members_to_start, registering, wait_for_members
 from engine.lake.machine import keep_machine, made
-from engine.lake.member_processes import MemberProcesses, open_member_processes
+from engine.lake.member_processes import MemberProcesses
 from engine.lake.plan import LakePlan, TierPlan
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
@@ -97,14 +98,15 @@ class LakeParts:
     """This opening made the lake's first table."""
 
 
-def open_lake(plan: LakePlan) -> AbstractAsyncContextManager[LakeParts]:
+def open_lake(plan: LakePlan, about: AboutMachine | None = None) -> AbstractAsyncContextManager[LakeParts]:
     """Open a lake on this machine, and make it if it is new; everything ends with the block.
 
+    `about`: returns what status says of the machine, where another process has its members.
     Errors of `open_local_names`; ConfigError for another protection than the recorded one; StoreUnusable when a new
     lake's member cannot be started, or no member of the table was ever added.  Waits for names of another machine until
     they can be reached: PermissionDenied, and PreconditionFailed for names of another lake.
     """
-    return _open_with_names(plan) if not plan.machine.names_at else _open_beside_names(plan)
+    return _open_beside_names(plan, about) if plan.names_at else _open_with_names(plan)
 
 
 # --- the machine with the names ----------------------------------------------------------------------
@@ -126,13 +128,14 @@ async def _open_with_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
         processes = await _open_processes(stack, plan, state, protection, is_made=is_made)
         await wait_for_members(processes, state, plan, protection, is_made=is_made)
         plan = replace(plan, machine=made(plan.machine, protection))
-        keep_machine([member.plan.folder for member in processes.members], plan.machine, plan.token)
+        keep_machine([member.plan.folder for member in processes.all], plan.machine, plan.token)
         content = await _open_content(stack, plan, coordinator, offload)
         upkeep = _upkeep(plan, names, gate, joined, coordinator, content, offload)
         serving = partial(NamesService, store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
         memory = await stack.enter_async_context(_head_memory(plan.tier, store.superblock.identity, offload))
         connect = _connecting(serving())
-        head = await _open_head(stack, plan, processes, connect, content, offload, store.clock, memory)
+        about = partial(about_machine, plan, processes)
+        head = await _open_head(stack, about, connect, content, offload, store.clock, memory)
         with_names = LakeNames(names, upkeep, serving(coordinator=coordinator_group(coordinator)))
         yield LakeParts(plan, processes, content.links, head, protection, offload, with_names, is_made_now=not is_made)
 
@@ -208,8 +211,8 @@ def _connecting(service: NamesService) -> ConnectNames:
 
 
 @asynccontextmanager
-async def _open_beside_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
-    address = f"tcp://{plan.machine.names_at}"
+async def _open_beside_names(plan: LakePlan, about: AboutMachine | None) -> AsyncIterator[LakeParts]:
+    address = plan.names_at
     async with AsyncExitStack() as stack:
         offload = await stack.enter_async_context(ThreadOffload(ENGINE_THREADS, "lake"))
         coordinator = await stack.enter_async_context(
@@ -223,7 +226,8 @@ async def _open_beside_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
         identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
         memory = await stack.enter_async_context(_head_memory(plan.tier, identity, offload))
         connect = names_at(address, token=plan.token)
-        head = await _open_head(stack, plan, processes, connect, content, offload, SystemClock(), memory)
+        about = about or partial(about_machine, plan, processes)
+        head = await _open_head(stack, about, connect, content, offload, SystemClock(), memory)
         yield LakeParts(plan, processes, content.links, head, protection, offload, None, is_made_now=False)
 
 
@@ -266,7 +270,7 @@ async def _open_processes(
 ) -> MemberProcesses:
     members = members_to_start(plan, protection, is_made=is_made)
     keep_machine([member.folder for member in members], plan.machine, plan.token)
-    return await stack.enter_async_context(open_member_processes(members, registering(state, plan)))
+    return await stack.enter_async_context(open_children(members, registering(state, plan)))
 
 
 class _Content(NamedTuple):
@@ -289,8 +293,7 @@ async def _open_content(stack: AsyncExitStack, plan: LakePlan, coordinator: Coor
 
 async def _open_head(
     stack: AsyncExitStack,
-    plan: LakePlan,
-    processes: MemberProcesses,
+    about: AboutMachine,
     connect: ConnectNames,
     content: _Content,
     offload: Offload,
@@ -304,7 +307,7 @@ async def _open_head(
         offload=offload,
         clock=clock,
         buffers=content.buffers,
-        about_machine=partial(about_machine, plan, processes),
+        about_machine=about,
         memory=memory,
     )
     return await stack.enter_async_context(opening)

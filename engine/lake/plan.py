@@ -44,6 +44,13 @@ class LakePlan:
     without: frozenset[CopyId] = frozenset()
     restored: bool = False
     tier: TierPlan = TierPlan()
+    names_socket: str = ""
+    """Address of the names for one more head of the machine that has them; empty for all others."""
+
+    @property
+    def names_at(self) -> str:
+        """Address of the names where another process has them; empty where this one has."""
+        return self.names_socket or (self.machine.names_at and f"tcp://{self.machine.names_at}")
 
     @property
     def lake_id(self) -> bytes:

@@ -317,11 +317,10 @@ class Metadata:
 
     def _after_group(self) -> None:
         self._applier.filled()
-        if self._tables.overlay.has_reached(self._sizes.overlay_entries_apply, OVERLAY_BYTES_APPLY):
+        is_full = self._tables.overlay.has_reached(self._sizes.overlay_entries_apply, OVERLAY_BYTES_APPLY)
+        is_due = self._journal_bytes() > self._checkpoint_due_bytes()  # the checkpoint follows the round
+        if is_full or (is_due and not self._checkpoint_wanted.is_set() and not self._long_reader.locked()):
             self._applier.hurry()
-        is_due = self._journal_bytes() > self._checkpoint_due_bytes()
-        if is_due and not self._checkpoint_wanted.is_set() and not self._long_reader.locked():
-            self._applier.hurry()  # the checkpoint follows the round
 
     def _after_apply(self) -> None:
         self.applied_sequence = self._tables.index.applied

@@ -60,6 +60,16 @@ class Running:
         """True if nothing was ever named here."""
         raise NotImplementedError
 
+    def native_addresses(self) -> list[str]:
+        """Return the addresses of the native protocol, as they are configured."""
+        native = self.config.native
+        return [f"unix:{self.config.socket}"] + ([f"tcp://{native}"] if native else [])
+
+    async def listen(self, nursery: trio.Nursery) -> None:
+        """Begin to serve the native protocol, at `addresses`.  Raises the errors of binding."""
+        for address in self.native_addresses():
+            self.addresses.append(await nursery.start(self.server.listen_and_serve, address))
+
     def read_only_because(self) -> str:
         """Return why no writes are taken; empty while they are."""
         raise NotImplementedError
@@ -112,10 +122,7 @@ def tier_size_of(config: Config) -> int:
 async def _start_faces(
     running: Running, nursery: trio.Nursery, printer: Callable[[str], None], faces: Sequence[Face]
 ) -> None:
-    config = running.config
-    listen = [f"unix:{config.socket}"] + ([f"tcp://{config.native}"] if config.native else [])
-    for address in listen:
-        running.addresses.append(await nursery.start(running.server.listen_and_serve, address))
+    await running.listen(nursery)
     printer(running.title)
     for address in running.addresses:
         printer(f"listen  {address}")

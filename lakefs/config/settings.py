@@ -118,6 +118,8 @@ class Config:
     """`auto` (beside a TCP listener), `off`, or the name of the RDMA device to use."""
     timeout: float = ENGINE_SILENCE_S
     """Seconds that an engine may be silent while a request of a client waits; for clients, the gateway and mounts."""
+    heads: int = 1
+    """Processes of a lake that serve clients of this machine; 1: the one that starts all others."""
     protect: str = "4+2"
     """Data and parity shards of a lake on several devices, chosen when it is made."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -302,6 +304,16 @@ def _count(text: str) -> int:
     return int(text.strip())
 
 
+HEADS_MAX: Final = 64
+"""Processes of a lake that serve clients of one machine: each takes some 100 MiB, and a processor when it is busy."""
+
+
+def _heads(text: str) -> int:
+    if not 1 <= (count := _count(text)) <= HEADS_MAX:
+        raise InvalidArgument(f"a lake's machine has 1 to {HEADS_MAX} heads, not {count}")
+    return count
+
+
 def _sample(text: str) -> int:
     match = _SAMPLE.fullmatch(text.strip())
     if match is None:
@@ -405,6 +417,7 @@ _SETTINGS: Final[Mapping[str, _Kind]] = {
     "dram_tier_bytes": _or("auto", parse_size),
     "rdma": _Kind(_rdma),
     "timeout": _Kind(parse_timeout, "{:g}".format),
+    "heads": _Kind(_heads),
     "protect": _Kind(parse_protection),
 }
 SETTING_NAMES: Final = tuple(_SETTINGS)

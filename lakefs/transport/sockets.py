@@ -15,6 +15,7 @@ import os
 import pwd
 import socket
 import stat
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -23,10 +24,12 @@ from lakefs.errors import EngineUnreachable, LakeError, PermissionDenied
 from lakefs.host.descriptors import close_later
 from lakefs.ids import Buffer
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX, SOCKET_BUFFER_BYTES
-from lakefs.transport.address import Address, UnixAddress
+from lakefs.transport.address import Address, TcpAddress, UnixAddress
 
 _PARTS_MAX: Final = 1024
 """Most buffers that one sendmsg takes (IOV_MAX)."""
+_SO_PEERGROUPS: Final = 59  # linux/socket.h; not in the socket module
+_GROUPS_MAX: Final = 65536
 _SO_SNDBUFFORCE: Final = 32  # linux/socket.h; not in the socket module
 _SO_RCVBUFFORCE: Final = 33
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(DESCRIPTORS_PER_FRAME_MAX * array.array("i").itemsize)
@@ -205,3 +208,19 @@ def _owners(uid: int) -> str:
         return f"{pwd.getpwuid(uid).pw_name} and root"
     except KeyError:
         return f"user {uid} and root"
+
+
+def address_of(sock: socket.socket) -> Address:
+    """Return the address to which a socket is bound."""
+    name = sock.getsockname()
+    return UnixAddress(name) if sock.family == socket.AF_UNIX else TcpAddress(*name[:2])
+
+
+def peer_groups(sock: socket.socket) -> list[int]:
+    """Return supplementary groups of a Unix socket's peer, as they were when it connected; empty when unknown."""
+    width = struct.calcsize("I")
+    try:
+        packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_MAX * width)
+    except OSError:  # a kernel before 4.13
+        return []
+    return list(struct.unpack(f"{len(packed) // width}I", packed))

@@ -29,12 +29,14 @@ from lakefs.errors import AddressInUse, EngineUnreachable, InvalidArgument, Lake
 from lakefs.host.descriptors import after, close_all
 from lakefs.ids import Buffer
 from lakefs.limits import HELLO_TIMEOUT_S, LISTEN_BACKLOG
-from lakefs.ports import Listener, Stream
+from lakefs.ports import Stream
 from lakefs.transport.address import Address, TcpAddress, UnixAddress, parse_address
 from lakefs.transport.sockets import (
+    address_of,
     connect_error,
     lost_error,
     new_socket,
+    peer_groups,
     receive_with_descriptors,
     remedy_of,
     send_some,
@@ -51,8 +53,6 @@ _ACCEPT_RETRY_S: Final = 0.1
 _CONNECT_RETRY_S: Final = 0.01
 _EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _PEER_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
-_SO_PEERGROUPS: Final = 59  # linux/socket.h; not in the socket module
-_GROUPS_MAX: Final = 65536
 
 
 class PortUse(enum.Enum):
@@ -192,13 +192,17 @@ def stream_of(descriptor: int, peer: str) -> SocketStream:
 class SocketListener:
     """A `Listener` on a bound, listening, non-blocking socket."""
 
-    def __init__(self, sock: socket.socket, address: Address, group: int | None) -> None:
-        self._sock = sock
+    def __init__(self, sock: socket.socket, address: Address, group: int | None, *, is_lent: bool = False) -> None:
+        self._sock = sock  # `is_lent`: another process has bound it, and removes its file
         self._address = address
-        self.address = str(address)
-        """The address with the real port."""
+        self.address = str(address)  # with the real port
         self._group = group
-        self._inode = _inode_of(address)
+        self._inode = None if is_lent else _inode_of(address)
+
+    @property
+    def descriptor(self) -> int:
+        """The socket's descriptor, which stays this listener's; a process that inherits it may accept too."""
+        return self._sock.fileno()
 
     async def accept(self) -> Stream:
         """Wait for the next client that is let in; always a checkpoint.  EngineUnreachable once closed."""
@@ -280,7 +284,7 @@ class TrioNetwork:
         self._group = group
         self._port_use = port_use
 
-    async def listen(self, address: str) -> Listener:
+    async def listen(self, address: str) -> SocketListener:
         """Bind an address.  AddressInUse, PermissionDenied, InvalidArgument."""
         parsed = parse_address(address)
         if isinstance(parsed, UnixAddress):
@@ -294,6 +298,12 @@ class TrioNetwork:
             raise _bind_error(parsed, error) from error
         return SocketListener(sock, parsed, self._group)
 
+    def inherited(self, descriptor: int) -> SocketListener:
+        """Return a listener on a socket that another process has bound, and goes on to hold."""
+        sock = socket.socket(fileno=descriptor)
+        sock.setblocking(False)
+        return SocketListener(sock, address_of(sock), self._group, is_lent=True)
+
     async def connect(self, address: str) -> Stream:
         """Connect within 5 s.  EngineUnreachable, PermissionDenied, InvalidArgument."""
         parsed = parse_address(address)
@@ -305,16 +315,6 @@ class TrioNetwork:
                 except OSError as error:
                     failure = connect_error(parsed, error)
         raise failure
-
-
-def peer_groups(sock: socket.socket) -> list[int]:
-    """Return supplementary groups of a Unix socket's peer, as they were when it connected; empty when unknown."""
-    width = struct.calcsize("I")
-    try:
-        packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_MAX * width)
-    except OSError:  # a kernel before 4.13
-        return []
-    return list(struct.unpack(f"{len(packed) // width}I", packed))
 
 
 def _bind_unix(address: UnixAddress, group: int | None) -> socket.socket:

@@ -15,7 +15,7 @@ from lakefs.client.blocking import socket as blocking_socket
 from lakefs.errors import AddressInUse, InvalidArgument, LakeError, PermissionDenied
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX
 from lakefs.ports import Listener, Stream
-from lakefs.transport import streams as net_module
+from lakefs.transport import sockets, streams as net_module
 from lakefs.transport.address import UnixAddress
 from lakefs.transport.sockets import receive_with_descriptors
 from lakefs.transport.streams import SocketStream, TrioNetwork
@@ -208,7 +208,7 @@ def test_a_user_who_is_neither_owner_nor_root_nor_in_the_group_is_refused(
         for group in (23456, 34567):
             network = TrioNetwork()
             listener = await network.listen(unix)
-            listener._group = group  # type: ignore[attr-defined]
+            listener._group = group
             client = await network.connect(unix)
             server = await listener.accept()
             assert server.peer == "uid 12345 pid 4711"
@@ -222,7 +222,7 @@ def test_a_user_who_is_neither_owner_nor_root_nor_in_the_group_is_refused(
 def test_groups_of_a_peer_come_from_the_kernel() -> None:
     left, right = socket.socketpair()
     with left, right:
-        assert set(net_module.peer_groups(left)) == set(os.getgroups())
+        assert set(sockets.peer_groups(left)) == set(os.getgroups())
 
 
 def test_unix_streams_have_large_buffers_and_tcp_streams_no_delay(unix: str) -> None:

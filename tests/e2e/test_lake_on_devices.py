@@ -39,7 +39,7 @@ class ServedLake(Served):
     def members(self, *numbers: int) -> list[int]:
         """Return the processes of these members, of the folders' numbers from 1 on."""
         sockets = {f"{self.socket}.{number}" for number in numbers}
-        return [pid for pid, arguments in _processes() if sockets & set(arguments)]
+        return [pid for pid, arguments in processes() if sockets & set(arguments)]
 
     def put(self, key: str, content: bytes) -> None:
         self.good("put", "-", f"bucket/{key}", stdin=content)
@@ -48,7 +48,8 @@ class ServedLake(Served):
         return self.good("cat", f"bucket/{key}").out
 
 
-def _processes() -> Iterator[tuple[int, list[str]]]:
+def processes() -> Iterator[tuple[int, list[str]]]:
+    """Yield each process with its arguments."""
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:

@@ -58,6 +58,7 @@ def test_nothing_given_gives_the_documented_defaults(monkeypatch: pytest.MonkeyP
         "dram_tier_bytes": "auto",
         "rdma": "auto",
         "timeout": "30",
+        "heads": "1",
         "protect": "4+2",
     }
 
@@ -345,6 +346,7 @@ def test_one_folder_is_one_engine_s(tmp_path: Path) -> None:
         ("data = []", "names at least one"),
         ("data = [1]", "must be text in quotes"),
         ('data = ["/disk/1", ""]', "is not a path"),
+        ('heads = "0"', "a lake's machine has 1 to 64 heads, not 0"),
         ('protect = "three"', "is no protection; give data and parity shards, as 4+2"),
     ],
 )

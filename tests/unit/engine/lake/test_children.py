@@ -1,4 +1,4 @@
-"""Members' processes as their parent sees them; the members are other programs."""
+"""Processes as the parent that keeps them running sees them; other programs are in their place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import trio
 
-from engine.lake.member_processes import MemberPlan, MemberProcess, open_member_processes
+from engine.lake.children import open_children
+from engine.lake.member_processes import MemberPlan, MemberProcess
 from lakefs.errors import StoreLocked
 
 LOCKED_ONCE = f"""
@@ -40,9 +41,9 @@ def test_a_member_is_waited_for_while_a_process_of_an_earlier_run_holds_its_lock
 
     async def main() -> None:
         with trio.fail_after(30):
-            async with open_member_processes([plan], nothing) as processes:
+            async with open_children([plan], nothing) as processes:
                 await processes.wait_settled()
-                [member] = processes.members
+                [member] = processes.all
                 assert member.is_serving
                 assert member.restarts == 1
                 assert member.addresses == ["unix:/nowhere"]
@@ -71,8 +72,8 @@ def test_a_member_is_not_started_again_in_a_folder_that_holds_nothing(tmp_path: 
 
         plan = MemberPlan(tmp_path, tmp_path / "s", [sys.executable, "-c", code], is_wanted)
         with trio.fail_after(60):
-            async with open_member_processes([plan], served) as processes:
-                [member] = processes.members
+            async with open_children([plan], served) as processes:
+                [member] = processes.all
                 await looked_twice.wait()
                 assert not member.is_serving
                 kept.touch()

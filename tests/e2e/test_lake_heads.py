@@ -1,0 +1,98 @@
+"""A lake whose clients are served by several processes at one socket: the head that is free takes the next client."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import lakefs
+from tests.e2e.served import lake
+from tests.e2e.test_lake_on_devices import ServedLake, eventually, processes, served
+
+OPTIONS: Final = ("--protect", "2+1", "--accept-loss", "--heads", "2")
+pytestmark = [pytest.mark.slow]
+
+
+def heads_of(lake_: ServedLake) -> list[int]:
+    """Return the processes of its heads."""
+    return [pid for pid, arguments in processes() if "--head" in arguments and str(lake_.socket) in arguments]
+
+
+def descriptors_of(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def test_clients_are_spread_over_heads_and_one_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    folders = [tmp_path / f"d{number}" for number in range(3)]
+    payloads = [random.Random(number).randbytes(300_000) for number in range(16)]
+    with served(tmp_path, folders, *OPTIONS, "--native", "127.0.0.1:0") as lake_, ExitStack() as stack:
+        lake_.good("bucket", "create", "bucket")
+        heads = heads_of(lake_)
+        assert len(heads) == 2
+        before = [descriptors_of(head) for head in heads]
+        clients = [stack.enter_context(lakefs.connect(lake_.server)) for _ in payloads]
+        for number, (client, payload) in enumerate(zip(clients, payloads, strict=True)):
+            client.put(f"bucket/{number}", payload)
+        assert all(descriptors_of(head) > count for head, count in zip(heads, before, strict=True))
+        for number, client in enumerate(clients):
+            assert client.get(f"bucket/{(number + 7) % 16}") == payloads[(number + 7) % 16]
+        tcp = next(line for line in lake_.printed if "tcp://" in line).split()[1]
+        with lakefs.connect(tcp, token=(folders[0] / "native.token").read_text().strip()) as far:
+            assert far.get("bucket/3") == payloads[3]
+
+        failures: list[str] = []
+        half_way = threading.Event()
+
+        def go_on(client: lakefs.Lake, number: int) -> None:
+            try:
+                for round_ in range(16):
+                    try:
+                        client.put(f"bucket/{number}", payloads[(number + round_) % 16])
+                    except lakefs.EngineUnreachable:  # in flight at the head that was killed
+                        client.put(f"bucket/{number}", payloads[(number + round_) % 16])
+                    assert client.get(f"bucket/{number}") == payloads[(number + round_) % 16]
+                    if round_ == 4:
+                        half_way.set()
+            except BaseException as error:  # noqa: BLE001 - told below
+                failures.append(repr(error))
+                half_way.set()
+
+        threads = [threading.Thread(target=go_on, args=(client, number)) for number, client in enumerate(clients[:6])]
+        for thread in threads:
+            thread.start()
+        half_way.wait()
+        os.kill(heads[0], signal.SIGKILL)
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        eventually(lambda: len(heads_of(lake_)) == 2 and heads[0] not in heads_of(lake_), "no new head")
+        assert [each["folder"] for each in status(lake_)["folders"]] == [str(folder) for folder in folders]
+    assert heads_of(lake_) == []
+    assert not lake_.socket.exists()
+
+
+def status(lake_: ServedLake) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(lake_.good("status", "--json").out)
+    return found
+
+
+def test_heads_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    folders = [tmp_path / f"d{number}" for number in range(3)]
+    with served(tmp_path, folders, *OPTIONS) as lake_:
+        lake_.kill()
+        eventually(lambda: not heads_of(lake_), "a head outlived its parent")
+        eventually(lambda: not lake_.members(1, 2, 3), "a member outlived its parent")
+
+
+def test_one_engine_has_no_heads(tmp_path: Path) -> None:
+    refused = lake("serve", "--data", tmp_path / "d", "--socket", tmp_path / "s", "--heads", "2")
+    assert refused.code == 78, refused
+    assert "heads are of a lake: one engine serves all its clients in one process" in refused.err
