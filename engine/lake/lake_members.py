@@ -21,10 +21,12 @@ import trio
 from engine.coordinator.lake_state import NO_EPOCH, LakeState
 from engine.coordinator.records import MemberRecord
 from engine.host.local_disk import LocalDisk
-from engine.lake.folders import check_devices
+from engine.lake.folders import NAMES_FOLDER, check_devices
 from engine.lake.machine import keep_machine
 from engine.lake.member_processes import FOLDER_LOOK_S, MemberPlan, MemberProcess, MemberProcesses, Served
 from engine.lake.plan import LakePlan
+from engine.process.mirrored_names import LocalNames
+from engine.process.names_place import LocalFolder
 from engine.superblock.superblock import survey_superblocks
 from engine.walker.membership import members_of_records
 from lakefs.cluster.placing import first_table
@@ -73,10 +75,10 @@ def registering(state: LakeState, plan: LakePlan) -> Served:
     return served
 
 
-async def take_new_folders(plan: LakePlan, processes: MemberProcesses) -> None:
+async def take_new_folders(plan: LakePlan, processes: MemberProcesses, names: LocalNames | None) -> None:
     """Start members in folders that become wanted: prepared ones, and those whose disk is mounted late.
 
-    Runs until cancelled.
+    `names`, if they are here, may have a copy there too.  Runs until cancelled.
     """
     while True:
         await trio.sleep(FOLDER_LOOK_S)
@@ -86,6 +88,8 @@ async def take_new_folders(plan: LakePlan, processes: MemberProcesses) -> None:
                 _log.info("a member is started in a folder that held none", folder=str(member.folder))
                 keep_machine([member.folder], plan.machine, plan.token)
                 processes.add(member)
+                if names is not None:
+                    names.add_folder(LocalFolder(member.folder / NAMES_FOLDER, plan.may_have_names))
 
 
 async def wait_for_members(

@@ -32,6 +32,8 @@ from lakefs.errors import LakeError, StoreUnusable
 from lakefs.ids import new_id16
 
 MACHINE_FILE: Final = "machine.json"
+REPLACES_FILE: Final = "machine.replaces"
+"""In the folder of a member that was added in place of another: the id of that one, in hex."""
 RECORD_BYTES_MAX: Final = 16 << 10
 """Names of hosts and domains: a record has some hundred bytes."""
 _VERSION: Final = 1
@@ -124,6 +126,23 @@ def write_machine(folder: Path, record: MachineRecord, token: str = "") -> None:
     if token and token_in([folder]) != token:
         keep_token(LocalDisk(folder), CLUSTER_TOKEN_FILE, token)
         _give_to_owner(folder, CLUSTER_TOKEN_FILE)
+
+
+def write_replaced(folder: Path, member: str) -> None:
+    """Let a folder say which member its own was added in place of; durable on return.  Blocks.  DiskFailed."""
+    replace_small_file(LocalDisk(folder), REPLACES_FILE, f"{member}\n".encode())
+    _give_to_owner(folder, REPLACES_FILE)
+
+
+def replaced_in(folder: Path) -> str:
+    """Return the id of the member that a folder's was added in place of; empty if there is none.  Blocks."""
+    disk = LocalDisk(folder)
+    if not disk.exists(REPLACES_FILE):
+        return ""
+    with closing(disk.open(REPLACES_FILE, read_only=True)) as file:
+        content = bytearray(min(file.size(), RECORD_BYTES_MAX))
+        file.pread_into(memoryview(content), 0)
+    return content.decode(errors="replace").strip()
 
 
 def token_in(folders: Sequence[Path]) -> str:

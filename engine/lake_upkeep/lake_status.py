@@ -20,9 +20,9 @@ import msgspec
 import trio
 
 from engine.coordinator.lake_state import NO_EPOCH, LakeState
-from engine.coordinator.records import MemberRecord
+from engine.coordinator.records import MemberRecord, MemberState
 from engine.lake_gc.lake_gc import LakeGc
-from engine.lake_upkeep.member_answers import Answers, ask_each, present_members
+from engine.lake_upkeep.member_answers import Answers, ask_each
 from engine.members.ports import Members
 from engine.walker.walker_pass import WalkerPass
 from lakefs.cluster.losses import losses_outlived
@@ -69,11 +69,12 @@ class LakeStatus:
     async def read(self) -> dict[str, Any]:
         """Return `lake`, and `disk`: the room for content, parity not counted."""
         try:
-            records = await present_members(self._state)
+            known = await self._state.members()
             lake = await self._state.lake()
             dirty = len(await self._state.dirty())
         except LakeError as error:
             return {"lake": {"name": self._name, "reason": f"the coordinator cannot be asked: {error.message}"}}
+        records = [record for record in known if record.state is not MemberState.REMOVED]
         async with self._asking:
             if self._clock.monotonic() - self._asked_at >= MEMBERS_AGE_S:
                 await self._ask([record.member for record in records])
@@ -86,6 +87,7 @@ class LakeStatus:
             "ring_epochs": len(self._members.tables),
             "gc_generation": self._members.generation,
             "members": [self._member(record) for record in records],
+            "removed": [id_text(record.member) for record in known if record.state is MemberState.REMOVED],
             "outlives": self._outlives(records),
             "walker": self._walker(dirty),
             "gc": {"running": self._gc.running, "last_ended_ns": self._gc.last_ended_ns, "last": self._last_gc()},
