@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -37,6 +38,7 @@ from lakefs.ids import MemberId
 
 START_PATIENCE_S: Final = 30.0
 """Time for which the start of a lake that was made waits for members that take long."""
+BOOT_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
 RECORD_PAUSE_S: Final = 0.1
 RECORD_PAUSE_S_MAX: Final = 10.0
 _log: Final = structlog.get_logger(__name__)
@@ -136,8 +138,13 @@ def _record(member: MemberProcess, plan: LakePlan) -> MemberRecord:
         MemberId(survey_superblocks(disk).good.store_id),
         tuple(member.addresses),
         max(1, disk.total_bytes() // max(1, sharing[device])),
-        (f"device {device}", plan.machine.machine, plan.machine.rack, plan.machine.zone),
+        (f"device {device} of boot {_boot()}", plan.machine.machine, plan.machine.rack, plan.machine.zone),
     )
+
+
+def _boot() -> str:
+    """Return the id of this machine's last start: numbers of devices mean nothing behind it."""
+    return BOOT_FILE.read_text().strip()
 
 
 def _device_of(member: MemberPlan) -> int:

@@ -76,6 +76,14 @@ def test_each_member_has_a_line_and_the_lake_a_sentence_of_losses() -> None:
     ]
 
 
+def test_members_that_share_a_device_are_named() -> None:
+    members = [{**member, "shared_device": "01" * 16} for member in WHOLE["members"]]
+    told = [line for line in lake_lines(of(members=members)) if line.startswith("shared device")]
+    assert [line.split(maxsplit=2)[2] for line in told] == [
+        "members 010101010101, 020202020202 lie on one device, and are lost together"
+    ]
+
+
 @pytest.mark.parametrize(
     ("devices", "machines", "dirty", "told"),
     [
