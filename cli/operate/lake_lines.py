@@ -20,7 +20,7 @@ def lake_lines(lake: dict[str, Any], folders: Sequence[dict[str, Any]] = ()) -> 
         ),
         *[_line(f"member {member['id']}", _member(member, places)) for member in lake["members"]],
         *_shared_devices(lake["members"]),
-        *[_line(f"folder {each['folder']}", "no member in it") for each in folders if not each["member"]],
+        *[_line(f"folder {each['folder']}", _folder(each)) for each in folders if not each["serves"]],
         outlives(lake),
         _line("walker", _walker(lake)),
         _line("gc", f"generation {lake['gc_generation']}, {_gc(gc)}"),
@@ -71,6 +71,11 @@ def _member(member: dict[str, Any], places: Mapping[str, str]) -> str:
     if member["damaged_chunks"]:
         told.append(f"{member['damaged_chunks']} damaged")
     return ", ".join(told) + (f": {member['reason']}" if member["reason"] else "")
+
+
+def _folder(folder: dict[str, Any]) -> str:
+    told = "its member does not serve" if folder["member"] else "no member in it"
+    return told + (f": {folder['reason']}" if folder.get("reason") else "")
 
 
 def _shared_devices(members: Sequence[dict[str, Any]]) -> list[str]:

@@ -39,6 +39,8 @@ from lakefs.ids import MemberId
 START_PATIENCE_S: Final = 30.0
 """Time for which the start of a lake that was made waits for members that take long."""
 BOOT_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
+HOLDS_NOTHING: Final = "the folder holds nothing: is its disk mounted?"
+ADD_IT: Final = "to make it a new member: lake cluster add DIR"
 RECORD_PAUSE_S: Final = 0.1
 RECORD_PAUSE_S_MAX: Final = 10.0
 _log: Final = structlog.get_logger(__name__)
@@ -54,11 +56,7 @@ def members_to_start(plan: LakePlan, protection: Protection, *, is_made: bool) -
         if plan.is_wanted(member.folder):
             members.append(member)
             continue
-        _log.error(
-            "the folder holds nothing: is its disk mounted?  The lake is served without it; to make it a new member: "
-            "lake cluster add DIR",
-            folder=str(member.folder),
-        )
+        _log.error(f"{HOLDS_NOTHING}  The lake is served without it; {ADD_IT}", folder=str(member.folder))
     return members
 
 
@@ -120,9 +118,14 @@ def about_machine(plan: LakePlan, processes: MemberProcesses) -> dict[str, Any]:
     for folder in plan.folders:
         member = by_folder.get(folder)
         found = (
-            {"member": "", "serves": False, "restarts": 0}
+            {"member": "", "serves": False, "restarts": 0, "reason": f"{HOLDS_NOTHING}  {ADD_IT.capitalize()}"}
             if member is None
-            else {"member": member.member_id.hex(), "serves": member.is_serving, "restarts": member.restarts}
+            else {
+                "member": member.member_id.hex(),
+                "serves": member.is_serving,
+                "restarts": member.restarts,
+                "reason": member.reason,
+            }
         )
         folders.append({"folder": str(folder), **found})
     return {"folders": folders}

@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -39,7 +39,11 @@ LOCK_PATIENCE_S: Final = DRAIN_TIMEOUT_S + 20.0
 STOP_TIMEOUT_S: Final = DRAIN_TIMEOUT_S + 20.0
 """A store that stops syncs its journal and completes its index."""
 REPORT_BYTES_MAX: Final = 4096
-"""Two addresses: of a socket, whose path has 107 bytes, and of a port."""
+"""A line to the parent: two addresses, of a socket, whose path has 107 bytes, and of a port; or a reason."""
+REASON_CHARACTERS_MAX: Final = REPORT_BYTES_MAX // 8
+"""In JSON a character has at most 6 bytes."""
+LAST_WORDS_S: Final = 1.0
+"""Time for which the report of a process that has ended is read."""
 _END: Final = b"\n"
 _log: Final = structlog.get_logger(__name__)
 
@@ -73,8 +77,13 @@ class MemberProcess:
     """Known once the member has served."""
     is_serving: bool = False
     restarts: int = 0
+    reason: str = ""
+    """The error with which the last process ended, as far as it could say it; empty once one serves."""
     settled: trio.Event = field(default_factory=trio.Event)
     """Set once a process has served, or ended for another reason than a lock that another one still holds."""
+
+    ended: trio.Event = field(default_factory=trio.Event)
+    """Set when it is not kept running any more."""
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, if there is one."""
@@ -99,15 +108,20 @@ class MemberProcesses:
         """Start one more member, and keep it running."""
         member = MemberProcess(plan)
         self.members.append(member)
-        self._nursery.start_soon(self.keep, member)
+        self._nursery.start_soon(self._keep, member)
 
     async def wait_settled(self) -> None:
         """Wait until each member has served, or could not."""
         for member in self.members:
             await member.settled.wait()
 
-    async def keep(self, member: MemberProcess) -> None:
-        """Keep one member running until the stop."""
+    async def _keep(self, member: MemberProcess) -> None:
+        try:
+            await self._keep_until_stop(member)
+        finally:
+            member.ended.set()
+
+    async def _keep_until_stop(self, member: MemberProcess) -> None:
         pause_s = PAUSE_S
         patience_end = trio.current_time() + LOCK_PATIENCE_S
         while not self._stopping.is_set():
@@ -122,6 +136,7 @@ class MemberProcesses:
                 "a member's process ended",
                 folder=str(member.plan.folder),
                 exit_code=member.exit_code,
+                reason=member.reason,
                 again_in_s=pause_s,
             )
             member.restarts += 1
@@ -142,8 +157,7 @@ class MemberProcesses:
         self._signal(signal.SIGTERM)
         with trio.move_on_after(STOP_TIMEOUT_S) as patience:
             for member in self.members:
-                if member.process is not None:
-                    await member.process.wait()
+                await member.ended.wait()
         if patience.cancelled_caught:
             _log.error("members did not stop in time, and are killed")
         self._signal(signal.SIGKILL)
@@ -163,24 +177,34 @@ class MemberProcesses:
                 stdout=subprocess.DEVNULL,
                 process_group=0,  # a terminal's Ctrl-C is for the parent, which stops its members
             )
+        if self._stopping.is_set():
+            member.signal(signal.SIGTERM)
         async with trio.SocketStream(trio.socket.from_stdlib_socket(ours)) as stream, trio.open_nursery() as nursery:
             nursery.start_soon(self._hear, member, stream)
             member.exit_code = await process.wait()
             member.is_serving = False
-            nursery.cancel_scope.cancel()
+            nursery.cancel_scope.deadline = trio.current_time() + LAST_WORDS_S
 
     async def _hear(self, member: MemberProcess, stream: trio.SocketStream) -> None:
         heard = b""
-        while not heard.endswith(_END):
+        while True:
             try:
                 part = await stream.receive_some(REPORT_BYTES_MAX)
             except trio.BrokenResourceError:
                 return
             heard += part
-            if not part or len(heard) > REPORT_BYTES_MAX:
+            if not part or len(heard) > 2 * REPORT_BYTES_MAX:
                 return
-        member.addresses = msgspec.json.decode(heard, type=list[str])
-        member.is_serving = True
+            *lines, heard = heard.split(_END)
+            for line in lines:
+                await self._take(member, msgspec.json.decode(line, type=list[str] | str))
+
+    async def _take(self, member: MemberProcess, report: list[str] | str) -> None:
+        """Take what a process says: the addresses at which it serves, or the reason for which it ends."""
+        if isinstance(report, str):
+            member.reason = report
+            return
+        member.addresses, member.reason, member.is_serving = report, "", True
         await self._served(member)
         member.settled.set()
 
@@ -199,6 +223,12 @@ async def open_member_processes(plans: Sequence[MemberPlan], served: Served) -> 
                 with trio.CancelScope(shield=True):
                     await members.stop()
                 nursery.cancel_scope.cancel()
+
+
+def report_failure(descriptor: int, reason: str) -> None:
+    """Say to the parent why this process ends; a parent that is gone is no error.  `descriptor` is the caller's."""
+    with suppress(OSError):
+        os.write(descriptor, msgspec.json.encode(reason[:REASON_CHARACTERS_MAX]) + _END)
 
 
 async def report_to_parent(
