@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -432,22 +431,5 @@ def test_what_a_member_took_for_another_that_was_away_is_moved_when_that_one_ret
         assert one.walks.totals.moved == one.walks.totals.dropped > 0
         assert one.walks.is_healed
         await made.check()
-
-    running(scenario)
-
-
-def test_members_of_one_device_are_one_domain_of_the_next_table_and_none_is_drained_into_it() -> None:
-    async def scenario(one: Running) -> None:
-        for number in range(6):
-            await one.register(number, f"disk {number // 2}", "host")
-        await one.turn()
-        table = one.made.tables[0]
-        assert [each.device for each in table.members] == [member_id(number // 2 * 2).hex() for number in range(6)]
-        for row in table.rows:
-            devices = Counter(table.members[index].device for index in row[: PROTECTION.width])
-            assert max(devices.values()) <= PROTECTION.parity
-        with pytest.raises(PreconditionFailed, match="5 members on 3 devices have places, and 3 are needed"):
-            for number in (0, 1):  # all folders of one device
-                await one.membership.drain(member_id(number))
 
     running(scenario)
