@@ -41,7 +41,7 @@ def test_a_member_whose_device_is_read_only_takes_no_shards_and_is_read() -> Non
 
 
 def test_m_members_are_gone_and_one_more_goes_while_the_lake_heals() -> None:
-    """What was healed by then is read; of the rest nothing is given up, and it is whole when the last one is back."""
+    """Chunks that were healed by then are read, nothing is given up, and all is whole when the last one is back."""
 
     async def scenario(made: Lake) -> None:
         chunks = await made.write(*[300_000 + number for number in range(12)])
