@@ -244,7 +244,9 @@ async def begin_records(state: LakeState, table: Table) -> None:
     """Record a lake with the coordinator: its members, its first table, and gc generation 1."""
     await state.make_lake(LakeRecord(b"a lake of tests.", table.protection.data, table.protection.parity))
     for member in table.members:
-        await state.register(MemberRecord(member.id, ("here",), member.room_bytes, ("sda", member.machine)))
+        await state.register(
+            MemberRecord(member.id, ("here",), member.room_bytes, (f"device {member.id.hex()}", member.machine))
+        )
     assert await state.next_epoch(RingEpoch(table.ring_epoch - 1), pack(table)) == table.ring_epoch
     assert await state.advance_generation(GcGeneration(0)) == 1
 

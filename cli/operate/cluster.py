@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.terminal.output import json_option, notice, write_json, write_line
+from cli.terminal.output import human_bytes, json_option, notice, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import ConfigError, InvalidArgument
 
@@ -118,13 +119,18 @@ def add(folder: Path, data: tuple[str, ...], file: str | None) -> None:
 def replace(where: Target, member: str, folder: Path) -> None:
     """Let an empty folder on this machine become a member in place of one whose device is lost.
 
-    It is remove --accept-loss and add: what the lost one had is made from the other shards.
+    It is add and remove --accept-loss: what the lost one had is made from the other shards.  Safe to repeat.
     """
     with where.open() as lake:
         found = _member_of(lake, member)
-        _add(folder, [Path(each["folder"]) for each in _lake_of(lake)[1]])
+        status, served = _lake_of(lake)
+        _add(folder, [Path(each["folder"]) for each in served], replaces=found)
         _remove(lake, found, accept_loss=True)
     notice(f"lake: member {found} was removed")
+    lost_bytes = next((each["room_bytes"] for each in status["members"] if each["id"] == found), 0)
+    if (room_bytes := shutil.disk_usage(folder).total) < lost_bytes:
+        sizes = f"{human_bytes(room_bytes)}, and the one that it replaces had {human_bytes(lost_bytes)}"
+        notice(f"lake: {folder} has {sizes}: other members take what it has no room for")
 
 
 @cluster.command()
@@ -185,12 +191,15 @@ def _remove(lake: Lake, member: str, *, accept_loss: bool) -> None:
     driver.run(driver.steps.change_member(bytes.fromhex(member), MEMBER_REMOVE, accept_loss=accept_loss))
 
 
-def _add(folder: Path, folders: list[Path]) -> None:
-    """Let a folder become a member of the lake in others of this machine."""
+def _add(folder: Path, folders: list[Path], *, replaces: str = "") -> None:
+    """Let a folder become a member of the lake in others of this machine; in place of another one, if it is given."""
     from engine.lake.joining import add_folder
 
-    add_folder(folders, folder.absolute())
-    notice(f"lake: {folder} becomes a member; see it with: lake cluster status")
+    add_folder(folders, folder.absolute(), replaces=replaces)
+    if folder.absolute() in folders:
+        notice(f"lake: {folder} becomes a member; see it with: lake cluster status")
+    else:
+        notice(f"lake: {folder} becomes a member with the next start of lake serve that has it among its data")
 
 
 def _folders(data: tuple[str, ...], file: str | None) -> tuple[list[Path], Config]:
@@ -224,7 +233,8 @@ def _member_of(lake: Lake, text: str) -> str:
     places = {each["folder"].rstrip("/"): each["member"] for each in folders if each["member"]}
     if text.rstrip("/") in places:
         return str(places[text.rstrip("/")])
-    named = [member["id"] for member in found.get("members", ()) if text and member["id"].startswith(text.lower())]
+    known = [*[member["id"] for member in found.get("members", ())], *found.get("removed", ())]
+    named = [each for each in known if text and each.startswith(text.lower())]
     if len(named) != 1:
         many = "several members" if named else "no member"
         raise InvalidArgument(f"{text!r} names {many}; see them with: lake cluster status", subject=text)

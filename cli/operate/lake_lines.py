@@ -19,7 +19,8 @@ def lake_lines(lake: dict[str, Any], folders: Sequence[dict[str, Any]] = ()) -> 
             "lake", f"{lake['name'] or lake['id']}, protection {lake['protection']}, ring epoch {lake['ring_epoch']}"
         ),
         *[_line(f"member {member['id']}", _member(member, places)) for member in lake["members"]],
-        *[_line(f"folder {each['folder']}", "no member in it") for each in folders if not each["member"]],
+        *_shared_devices(lake["members"]),
+        *[_line(f"folder {each['folder']}", _folder(each)) for each in folders if not each["serves"]],
         outlives(lake),
         _line("walker", _walker(lake)),
         _line("gc", f"generation {lake['gc_generation']}, {_gc(gc)}"),
@@ -70,6 +71,21 @@ def _member(member: dict[str, Any], places: Mapping[str, str]) -> str:
     if member["damaged_chunks"]:
         told.append(f"{member['damaged_chunks']} damaged")
     return ", ".join(told) + (f": {member['reason']}" if member["reason"] else "")
+
+
+def _folder(folder: dict[str, Any]) -> str:
+    told = "its member does not serve" if folder["member"] else "no member in it"
+    return told + (f": {folder['reason']}" if folder.get("reason") else "")
+
+
+def _shared_devices(members: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each device that several members lie on; names of an older release do not say."""
+    by_device: dict[str, list[str]] = {}
+    for member in members:
+        if device := member.get("shared_device"):
+            by_device.setdefault(device, []).append(member["id"][:12])
+    lost = "lie on one device, and are lost together"
+    return [_line("shared device", f"members {', '.join(ids)} {lost}") for ids in by_device.values()]
 
 
 def _walker(lake: dict[str, Any]) -> str:

@@ -138,16 +138,31 @@ async def _serve_lake(config: Config, options: dict[str, Any]) -> None:
 
 
 async def _serve_member(config: Config, lake_id: bytes, parent: int) -> None:
-    from engine.lake.children import report_to_parent
+    from cli.terminal.process import single_error
+    from engine.lake.children import report_failure, report_to_parent
     from engine.process.engine_process import run_engine
+    from lakefs.errors import LakeError
 
-    await run_engine(config, printer=lambda _: None, faces=(partial(report_to_parent, parent),), cluster_id=lake_id)
+    last_words = os.dup(parent)  # the other is closed with the face
+    try:
+        await run_engine(config, printer=lambda _: None, faces=(partial(report_to_parent, parent),), cluster_id=lake_id)
+    except* LakeError as errors:
+        report_failure(last_words, str(single_error(errors)))
+        raise
 
 
 async def _serve_head(config: Config, names: str, inherited: Sequence[int], parent: int) -> None:
+    from cli.terminal.process import single_error
+    from engine.lake.children import report_failure
     from engine.lake.lake_process import run_head
+    from lakefs.errors import LakeError
 
-    await run_head(config, names=names, sockets=inherited, parent=parent)
+    last_words = os.dup(parent)
+    try:
+        await run_head(config, names=names, sockets=inherited, parent=parent)
+    except* LakeError as errors:
+        report_failure(last_words, str(single_error(errors)))
+        raise
 
 
 def _is_lake(config: Config) -> bool:

@@ -18,6 +18,7 @@ Keys are ASCII and sort by their numbers.  No I/O: `engine.coordinator.lake_stat
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
@@ -72,6 +73,18 @@ class MemberRecord(msgspec.Struct, frozen=True, array_like=True):
     room_bytes: int
     domains: tuple[str, ...]
     state: MemberState = MemberState.UP
+
+
+def shared_devices(records: Iterable[MemberRecord]) -> dict[MemberId, str]:
+    """Return a name of the device of each member that shares it with others: the first id of them, in hex.
+
+    The names that members give their devices change with a restart of the machine; this one stays.
+    """
+    sharing: dict[tuple[str, ...], list[MemberId]] = {}
+    for record in records:
+        if any(record.domains[:1]):
+            sharing.setdefault(record.domains[:2], []).append(record.member)
+    return {member: min(members).hex() for members in sharing.values() if len(members) > 1 for member in members}
 
 
 class EpochRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -88,7 +88,13 @@ REBUILD_POINTS: Final = (
 )
 """Steps of a start that finds its index damaged."""
 
-FIRST_START_POINTS: Final = ("store.folders-made", "reserve.allocated", "token.synced", "token.renamed")
+FIRST_START_POINTS: Final = (
+    "store.folders-made",
+    "reserve.allocated",
+    "token.synced",
+    "token.renamed",
+    "token.durable",
+)
 """Steps of the first start of a store, with the native protocol on TCP."""
 
 POINTS: Final = (*WRITE_POINTS, *UPKEEP_POINTS, *START_POINTS, *REBUILD_POINTS, *FIRST_START_POINTS)

@@ -37,7 +37,11 @@ LOCK_PATIENCE_S: Final = DRAIN_TIMEOUT_S + 20.0
 STOP_TIMEOUT_S: Final = DRAIN_TIMEOUT_S + 20.0
 """A store that stops syncs its journal and completes its index."""
 REPORT_BYTES_MAX: Final = 4096
-"""Two addresses: of a socket, whose path has 107 bytes, and of a port."""
+"""A line to the parent: two addresses, of a socket, whose path has 107 bytes, and of a port; or a reason."""
+REASON_CHARACTERS_MAX: Final = REPORT_BYTES_MAX // 8
+"""In JSON a character has at most 6 bytes."""
+LAST_WORDS_S: Final = 1.0
+"""Time for which the report of a process that has ended is read."""
 _END: Final = b"\n"
 _log: Final = structlog.get_logger(__name__)
 
@@ -89,8 +93,12 @@ class Child(Generic[P]):
     """The id of a member that has served; else empty."""
     is_serving: bool = False
     restarts: int = 0
+    reason: str = ""
+    """The error with which the last process ended, as far as it could say it; empty once one serves."""
     settled: trio.Event = field(default_factory=trio.Event)
     """Set once a process has served, or ended for another reason than a lock that another one still holds."""
+    ended: trio.Event = field(default_factory=trio.Event)
+    """Set when it is not kept running any more."""
     _stream: trio.SocketStream | None = None
 
     def signal(self, number: int) -> None:
@@ -122,15 +130,20 @@ class Children(Generic[P]):
         """Start one more, and keep it running."""
         child = Child[P](plan)
         self.all.append(child)
-        self._nursery.start_soon(self.keep, child)
+        self._nursery.start_soon(self._keep, child)
 
     async def wait_settled(self) -> None:
         """Wait until each has served, or could not."""
         for child in self.all:
             await child.settled.wait()
 
-    async def keep(self, child: Child[P]) -> None:
-        """Keep one running until the stop."""
+    async def _keep(self, child: Child[P]) -> None:
+        try:
+            await self._keep_until_stop(child)
+        finally:
+            child.ended.set()
+
+    async def _keep_until_stop(self, child: Child[P]) -> None:
         pause_s = PAUSE_S
         patience_end = trio.current_time() + LOCK_PATIENCE_S
         while not self._stopping.is_set():
@@ -142,7 +155,13 @@ class Children(Generic[P]):
                 return
             pause_s = PAUSE_S if trio.current_time() - began > STABLE_S else min(2 * pause_s, PAUSE_S_MAX)
             about = child.plan.about()
-            _log.error(f"{child.plan.title}'s process ended", **about, exit_code=child.exit_code, again_in_s=pause_s)
+            _log.error(
+                f"{child.plan.title}'s process ended",
+                **about,
+                exit_code=child.exit_code,
+                reason=child.reason,
+                again_in_s=pause_s,
+            )
             child.restarts += 1
             with trio.move_on_after(pause_s):
                 await self._stopping.wait()
@@ -161,8 +180,7 @@ class Children(Generic[P]):
         self._signal(signal.SIGTERM)
         with trio.move_on_after(STOP_TIMEOUT_S) as patience:
             for child in self.all:
-                if child.process is not None:
-                    await child.process.wait()
+                await child.ended.wait()
         if patience.cancelled_caught:
             _log.error("processes did not stop in time, and are killed")
         self._signal(signal.SIGKILL)
@@ -182,25 +200,35 @@ class Children(Generic[P]):
                 stdout=subprocess.DEVNULL,
                 process_group=0,  # a terminal's Ctrl-C is for the parent, which stops them
             )
+        if self._stopping.is_set():
+            child.signal(signal.SIGTERM)
         async with trio.SocketStream(trio.socket.from_stdlib_socket(ours)) as stream, trio.open_nursery() as nursery:
             child._stream = stream
             nursery.start_soon(self._hear, child, stream)
             child.exit_code = await process.wait()
             child.is_serving = False
-            nursery.cancel_scope.cancel()
+            nursery.cancel_scope.deadline = trio.current_time() + LAST_WORDS_S
 
     async def _hear(self, child: Child[P], stream: trio.SocketStream) -> None:
         heard = b""
-        while not heard.endswith(_END):
+        while True:
             try:
                 part = await stream.receive_some(REPORT_BYTES_MAX)
             except trio.BrokenResourceError:
                 return
             heard += part
-            if not part or len(heard) > REPORT_BYTES_MAX:
+            if not part or len(heard) > 2 * REPORT_BYTES_MAX:
                 return
-        child.addresses = msgspec.json.decode(heard, type=list[str])
-        child.is_serving = True
+            *lines, heard = heard.split(_END)
+            for line in lines:
+                await self._take(child, msgspec.json.decode(line, type=list[str] | str))
+
+    async def _take(self, child: Child[P], report: list[str] | str) -> None:
+        """Take what a process says: the addresses at which it serves, or the reason for which it ends."""
+        if isinstance(report, str):
+            child.reason = report
+            return
+        child.addresses, child.reason, child.is_serving = report, "", True
         await self._served(child)
         child.settled.set()
 
@@ -219,6 +247,12 @@ async def open_children(plans: Sequence[P], served: Served[P]) -> AsyncIterator[
                 with trio.CancelScope(shield=True):
                     await children.stop()
                 nursery.cancel_scope.cancel()
+
+
+def report_failure(descriptor: int, reason: str) -> None:
+    """Say to the parent why this process ends; a parent that is gone is no error.  `descriptor` is the caller's."""
+    with suppress(OSError):
+        os.write(descriptor, msgspec.json.encode(reason[:REASON_CHARACTERS_MAX]) + _END)
 
 
 class Parent:

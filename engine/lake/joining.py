@@ -20,7 +20,16 @@ from engine.coordinator.records import LakeRecord
 from engine.coordinator.remote_coordinator import open_remote_coordinator
 from engine.host.local_disk import make_folders
 from engine.lake.folders import check_devices, holds_member, holds_names, look_at_folders, records_in
-from engine.lake.machine import MachineRecord, machine_of, made, new_machine, token_in, write_machine
+from engine.lake.machine import (
+    MachineRecord,
+    machine_of,
+    made,
+    new_machine,
+    replaced_in,
+    token_in,
+    write_machine,
+    write_replaced,
+)
 from engine.superblock.secret_files import new_token
 from lakefs.cluster.protection import Protection
 from lakefs.config.settings import Config, parse_address
@@ -93,11 +102,12 @@ async def join(folders: Sequence[Path], names_at: str, token: str, place: Place)
     return _written(folders, machine, wanted, token)
 
 
-def add_folder(folders: Sequence[Path], new: Path) -> MachineRecord:
+def add_folder(folders: Sequence[Path], new: Path, *, replaces: str = "") -> MachineRecord:
     """Let an empty folder become a member of the lake that lies in this machine's folders.
 
+    `replaces`: in place of the member with this id, in hex; that may be repeated when it has become one.
     PreconditionFailed where no folder is of a lake, or the lake was not made; AlreadyExists when the folder holds a
-    member.  Errors of `look_at_folders` and `write_machine`.  Blocks.
+    member that was not added in that one's place.  Errors of `look_at_folders` and `write_machine`.  Blocks.
     """
     others = [folder for folder in folders if folder != new]
     machine = machine_of(records_in(others))
@@ -106,7 +116,13 @@ def add_folder(folders: Sequence[Path], new: Path) -> MachineRecord:
     make_folders(new)
     look_at_folders([*others, new])
     if holds_member(new):
-        raise AlreadyExists(f"{new} holds a member of the lake already", subject=str(new))
+        replaced = replaced_in(new)
+        if replaces and replaced == replaces:
+            return machine
+        added = f", which was added in place of {replaced}" if replaced else ""
+        raise AlreadyExists(f"{new} holds a member of the lake already{added}; give an empty folder", subject=str(new))
+    if replaces:
+        write_replaced(new, replaces)
     write_machine(new, machine, token_in(others))
     return machine
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -22,10 +23,12 @@ from engine.coordinator.lake_state import NO_EPOCH, LakeState
 from engine.coordinator.records import MemberRecord
 from engine.host.local_disk import LocalDisk
 from engine.lake.children import LOOK_S, Served
-from engine.lake.folders import check_devices
+from engine.lake.folders import NAMES_FOLDER, check_devices
 from engine.lake.machine import keep_machine
 from engine.lake.member_processes import MemberPlan, MemberProcess, MemberProcesses
 from engine.lake.plan import LakePlan
+from engine.process.mirrored_names import LocalNames
+from engine.process.names_place import LocalFolder
 from engine.superblock.superblock import survey_superblocks
 from engine.walker.membership import members_of_records
 from lakefs.cluster.placing import first_table
@@ -36,6 +39,9 @@ from lakefs.ids import MemberId
 
 START_PATIENCE_S: Final = 30.0
 """Time for which the start of a lake that was made waits for members that take long."""
+BOOT_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
+HOLDS_NOTHING: Final = "the folder holds nothing: is its disk mounted?"
+ADD_IT: Final = "to make it a new member: lake cluster add DIR"
 RECORD_PAUSE_S: Final = 0.1
 RECORD_PAUSE_S_MAX: Final = 10.0
 _log: Final = structlog.get_logger(__name__)
@@ -51,11 +57,7 @@ def members_to_start(plan: LakePlan, protection: Protection, *, is_made: bool) -
         if plan.is_wanted(member.folder):
             members.append(member)
             continue
-        _log.error(
-            "the folder holds nothing: is its disk mounted?  The lake is served without it; to make it a new member: "
-            "lake cluster add DIR",
-            folder=str(member.folder),
-        )
+        _log.error(f"{HOLDS_NOTHING}  The lake is served without it; {ADD_IT}", folder=str(member.folder))
     return members
 
 
@@ -74,10 +76,10 @@ def registering(state: LakeState, plan: LakePlan) -> Served[MemberPlan]:
     return served
 
 
-async def take_new_folders(plan: LakePlan, processes: MemberProcesses) -> None:
+async def take_new_folders(plan: LakePlan, processes: MemberProcesses, names: LocalNames | None) -> None:
     """Start members in folders that become wanted: prepared ones, and those whose disk is mounted late.
 
-    Runs until cancelled.
+    `names`, if they are here, may have a copy there too.  Runs until cancelled.
     """
     while True:
         await trio.sleep(LOOK_S)
@@ -87,6 +89,8 @@ async def take_new_folders(plan: LakePlan, processes: MemberProcesses) -> None:
                 _log.info("a member is started in a folder that held none", folder=str(member.folder))
                 keep_machine([member.folder], plan.machine, plan.token)
                 processes.add(member)
+                if names is not None:
+                    names.add_folder(LocalFolder(member.folder / NAMES_FOLDER, plan.may_have_names))
 
 
 async def wait_for_members(
@@ -115,9 +119,14 @@ def about_machine(plan: LakePlan, processes: MemberProcesses) -> dict[str, Any]:
     for folder in plan.folders:
         member = by_folder.get(folder)
         found = (
-            {"member": "", "serves": False, "restarts": 0}
+            {"member": "", "serves": False, "restarts": 0, "reason": f"{HOLDS_NOTHING}  {ADD_IT.capitalize()}"}
             if member is None
-            else {"member": member.member_id.hex(), "serves": member.is_serving, "restarts": member.restarts}
+            else {
+                "member": member.member_id.hex(),
+                "serves": member.is_serving,
+                "restarts": member.restarts,
+                "reason": member.reason,
+            }
         )
         folders.append({"folder": str(folder), **found})
     return {"folders": folders}
@@ -133,8 +142,13 @@ def _record(member: MemberProcess, plan: LakePlan) -> MemberRecord:
         MemberId(survey_superblocks(disk).good.store_id),
         tuple(member.addresses),
         max(1, disk.total_bytes() // max(1, sharing[device])),
-        (f"device {device}", plan.machine.machine, plan.machine.rack, plan.machine.zone),
+        (f"device {device} of boot {_boot()}", plan.machine.machine, plan.machine.rack, plan.machine.zone),
     )
+
+
+def _boot() -> str:
+    """Return the id of this machine's last start: numbers of devices mean nothing behind it."""
+    return BOOT_FILE.read_text().strip()
 
 
 def _device_of(member: MemberPlan) -> int:

@@ -148,7 +148,8 @@ async def run_lake(
                 opened = await opening.start(_cancel_on_signal, signals, opening.cancel_scope)
                 async with open_lake(plan) as lake, trio.open_nursery() as nursery:
                     opened.cancel()
-                    nursery.start_soon(take_new_folders, lake.plan, lake.processes)
+                    local_names = None if lake.names is None else lake.names.local
+                    nursery.start_soon(take_new_folders, lake.plan, lake.processes, local_names)
                     if lake.names is not None:
                         nursery.start_soon(lake.names.upkeep.run)
                     running = _running(RunningLake, config, lake, group)

@@ -25,15 +25,17 @@ import msgspec
 import structlog
 
 from engine.host.local_disk import LocalDisk
+from engine.host.small_file import replace_small_file
 from engine.superblock.secret_files import CLUSTER_TOKEN_FILE, keep_token, read_token
 from lakefs.cluster.protection import Protection
 from lakefs.errors import LakeError, StoreUnusable
 from lakefs.ids import new_id16
 
 MACHINE_FILE: Final = "machine.json"
+REPLACES_FILE: Final = "machine.replaces"
+"""In the folder of a member that was added in place of another: the id of that one, in hex."""
 RECORD_BYTES_MAX: Final = 16 << 10
 """Names of hosts and domains: a record has some hundred bytes."""
-_ROOT: Final = ""
 _VERSION: Final = 1
 _log: Final = structlog.get_logger(__name__)
 
@@ -119,10 +121,28 @@ def write_machine(folder: Path, record: MachineRecord, token: str = "") -> None:
     DiskFailed, StoreFull, OSError.
     """
     if read_machine(folder) != record:
-        _write(folder, msgspec.json.encode(record) + b"\n")
+        replace_small_file(LocalDisk(folder), MACHINE_FILE, msgspec.json.encode(record) + b"\n")
+        _give_to_owner(folder, MACHINE_FILE)
     if token and token_in([folder]) != token:
         keep_token(LocalDisk(folder), CLUSTER_TOKEN_FILE, token)
         _give_to_owner(folder, CLUSTER_TOKEN_FILE)
+
+
+def write_replaced(folder: Path, member: str) -> None:
+    """Let a folder say which member its own was added in place of; durable on return.  Blocks.  DiskFailed."""
+    replace_small_file(LocalDisk(folder), REPLACES_FILE, f"{member}\n".encode())
+    _give_to_owner(folder, REPLACES_FILE)
+
+
+def replaced_in(folder: Path) -> str:
+    """Return the id of the member that a folder's was added in place of; empty if there is none.  Blocks."""
+    disk = LocalDisk(folder)
+    if not disk.exists(REPLACES_FILE):
+        return ""
+    with closing(disk.open(REPLACES_FILE, read_only=True)) as file:
+        content = bytearray(min(file.size(), RECORD_BYTES_MAX))
+        file.pread_into(memoryview(content), 0)
+    return content.decode(errors="replace").strip()
 
 
 def token_in(folders: Sequence[Path]) -> str:
@@ -131,19 +151,6 @@ def token_in(folders: Sequence[Path]) -> str:
         if os.path.lexists(folder / CLUSTER_TOKEN_FILE):
             return read_token(LocalDisk(folder), CLUSTER_TOKEN_FILE)
     return ""
-
-
-def _write(folder: Path, content: bytes) -> None:
-    disk = LocalDisk(folder)
-    temporary = f"{MACHINE_FILE}.new"
-    if disk.exists(temporary):
-        disk.unlink(temporary)
-    with closing(disk.open(temporary, create=True)) as file:
-        file.pwrite(content, 0)
-        file.sync_data()
-    disk.rename(temporary, MACHINE_FILE)
-    disk.sync_folder(_ROOT)
-    _give_to_owner(folder, MACHINE_FILE)
 
 
 def _give_to_owner(folder: Path, name: str) -> None:

@@ -70,6 +70,7 @@ from lakefs.wire.engine_port import EngineService
 from lakefs.wire.frames import PROTOCOL_VERSION
 
 NAMES_PAUSE_S: Final = 2.0
+WAITING_FOR_NAMES: Final = "waiting for the names of the lake"
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -243,7 +244,7 @@ async def _wait_for_lake(coordinator: RemoteCoordinator, address: str) -> LakeRe
             reason = "the lake has not been made yet"
         except (EngineUnreachable, EngineBusy) as error:
             reason = error.message
-        _log.warning("waiting for the names of the lake", address=address, reason=reason)
+        _log.warning(WAITING_FOR_NAMES, address=address, reason=reason)
         await trio.sleep(NAMES_PAUSE_S)
 
 
@@ -255,7 +256,7 @@ async def _links(coordinator: Coordinator, connect: Connect) -> AsyncIterator[Me
             try:
                 links = await stack.enter_async_context(open_member_links(coordinator, connect))
             except (EngineUnreachable, EngineBusy) as error:
-                _log.warning("waiting for the names of the lake", reason=error.message)
+                _log.warning(WAITING_FOR_NAMES, reason=error.message)
                 await trio.sleep(NAMES_PAUSE_S)
             else:
                 break

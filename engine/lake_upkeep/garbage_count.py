@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from engine.host.tasks import run_all
 from engine.lake_upkeep.named_chunks import NamedChunks
@@ -12,17 +13,26 @@ from lakefs.ids import GcGeneration, MemberId
 from lakefs.wire import messages as m
 
 
+class Garbage(NamedTuple):
+    """Shards of chunks that no name refers to: their number and bytes, and the number of damaged ones beside them."""
+
+    shards: int
+    size_bytes: int
+    damaged: int
+
+
 async def count_garbage(
     members: Members, asked: Iterable[MemberId], named: NamedChunks, generation: GcGeneration
-) -> tuple[int, int]:
-    """Return the number and bytes of the shards that the next cycle of gc may free; members that fail are left out.
+) -> Garbage:
+    """Return the shards that the next cycle of gc may free; members that fail are left out.
 
-    What was touched in `generation` or the one before is content of sessions, or will be garbage later.
+    What was touched in `generation` or the one before is content of sessions, or will be garbage later.  Members do not
+    say when a damaged shard was touched, or its length: all are counted.
     """
-    count = size = 0
+    count = size = damaged = 0
 
     async def of_member(member: MemberId) -> None:
-        nonlocal count, size
+        nonlocal count, size, damaged
         after = b""
         while True:
             reply = await members.call(member, m.ListShards(after=after, limit=m.LIST_SHARDS_MAX))
@@ -33,6 +43,7 @@ async def count_garbage(
             for is_absent, length, touched in zip(absent, page.lengths, page.touched, strict=True):
                 if is_absent and touched < generation - 1:
                     count, size = count + 1, size + length
+            damaged += sum(named.absent(page.damaged_chunks))
             after = page.next_after
             if not after:
                 return
@@ -44,4 +55,4 @@ async def count_garbage(
             return
 
     await run_all(left_out, [*asked])
-    return count, size
+    return Garbage(count, size, damaged)

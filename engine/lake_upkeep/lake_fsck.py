@@ -1,7 +1,7 @@
 """fsck over a lake: is every named blob there, and is every store in order?
 
     members    each member's own check of its store, all at once; what it finds is named by the member
-    names      the names' own store: index, journal, names, versions, uploads
+    names      the names' own store: index, journal, names, versions, uploads, spaces of keyed values
     content    every blob that names refer to, against the members (`content_check`)
     deep       full only: the walker compares the shards of all named chunks with what they have to be
     garbage    shards of chunks that nothing refers to
@@ -24,6 +24,7 @@ import trio
 
 from engine.coordinator.lake_state import LakeState
 from engine.coordinator.records import MemberState
+from engine.fsck.keyed_check import KeyedCheck
 from engine.fsck.names_check import NamesCheck
 from engine.fsck.report import Report
 from engine.lake_upkeep.content_check import ContentCheck
@@ -38,7 +39,7 @@ from engine.walker.walker_report import WalkReport
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.errors import StaleEpoch
 from lakefs.findings import Finding
-from lakefs.ids import MemberId, Partition
+from lakefs.ids import ChunkId, MemberId, Partition
 from lakefs.wire import messages as m
 
 _WALKS_MAX: Final = 3
@@ -79,6 +80,7 @@ class _LakeCheck:
         metadata = fsck._names.metadata
         self._content = ContentCheck(metadata, fsck._stripes, self._looks, self._report, full=full)
         self._of_names = NamesCheck(metadata, self._report, self._content.problem_of)
+        self._of_spaces = KeyedCheck(metadata, _no_problem)  # values are members', who check them
 
     async def run(self) -> dict[str, Any]:
         states = {record.member: record.state for record in await present_members(self._fsck._state)}
@@ -88,9 +90,11 @@ class _LakeCheck:
         await self._of_names.nodes()
         await self._of_names.uploads()
         await self._of_names.names()
+        await self._of_spaces.run()
+        self._report.count("spaces", self._of_spaces.counts["spaces"])
         if self._full:
             await self._walk_deep(states)
-        await self._of_names.report_damaged()
+        await self._of_names.report_damaged(self._of_spaces.findings())
         if self._content.short_count:
             message = (
                 f"shards of {self._content.short_count} chunks are not at their homes; the walker makes them whole"
@@ -172,11 +176,20 @@ class _LakeCheck:
         if not self._content.named.is_complete:
             return
         generation = await self._fsck._walker.generation()
-        count, size = await count_garbage(self._members, members, self._content.named, generation)
-        if count:
-            told = "nothing that can be read; gc keeps them" if self._of_names.damaged else "nothing; gc frees them"
-            message = f"{count} shards ({size} bytes) are of chunks that are referred to by {told}"
+        garbage = await count_garbage(self._members, members, self._content.named, generation)
+        told = "nothing that can be read; gc keeps them" if self._of_names.damaged else "nothing; gc frees them"
+        if garbage.shards:
+            message = (
+                f"{garbage.shards} shards ({garbage.size_bytes} bytes) are of chunks that are referred to by {told}"
+            )
             self._report.found("lake", Finding.GARBAGE, message)
+        if garbage.damaged:
+            message = f"{garbage.damaged} damaged shards are of chunks that are referred to by {told}"
+            self._report.found("lake", Finding.GARBAGE, message)
+
+
+def _no_problem(_chunk: ChunkId, _length: int) -> None:
+    return None
 
 
 def _is_of_shard(finding: Mapping[str, str]) -> bool:

@@ -20,9 +20,9 @@ import msgspec
 import trio
 
 from engine.coordinator.lake_state import NO_EPOCH, LakeState
-from engine.coordinator.records import MemberRecord
+from engine.coordinator.records import MemberRecord, MemberState, shared_devices
 from engine.lake_gc.lake_gc import LakeGc
-from engine.lake_upkeep.member_answers import Answers, ask_each, present_members
+from engine.lake_upkeep.member_answers import Answers, ask_each
 from engine.members.ports import Members
 from engine.walker.walker_pass import WalkerPass
 from lakefs.cluster.losses import losses_outlived
@@ -69,15 +69,16 @@ class LakeStatus:
     async def read(self) -> dict[str, Any]:
         """Return `lake`, and `disk`: the room for content, parity not counted."""
         try:
-            records = await present_members(self._state)
+            known = await self._state.members()
             lake = await self._state.lake()
             dirty = len(await self._state.dirty())
         except LakeError as error:
             return {"lake": {"name": self._name, "reason": f"the coordinator cannot be asked: {error.message}"}}
+        records = [record for record in known if record.state is not MemberState.REMOVED]
         async with self._asking:
             if self._clock.monotonic() - self._asked_at >= MEMBERS_AGE_S:
                 await self._ask([record.member for record in records])
-        protection = self._members.tables[0].protection
+        protection, devices = self._members.tables[0].protection, shared_devices(records)
         found = {
             "name": self._name,
             "id": "" if lake is None else id_text(lake.lake),
@@ -85,7 +86,8 @@ class LakeStatus:
             "ring_epoch": self._members.tables[0].ring_epoch,
             "ring_epochs": len(self._members.tables),
             "gc_generation": self._members.generation,
-            "members": [self._member(record) for record in records],
+            "members": [self._member(record, devices.get(record.member, "")) for record in records],
+            "removed": [id_text(record.member) for record in known if record.state is MemberState.REMOVED],
             "outlives": self._outlives(records),
             "walker": self._walker(dirty),
             "gc": {"running": self._gc.running, "last_ended_ns": self._gc.last_ended_ns, "last": self._last_gc()},
@@ -106,7 +108,7 @@ class LakeStatus:
         self._away = answers.away
         self._asked_at = self._clock.monotonic()
 
-    def _member(self, record: MemberRecord) -> dict[str, Any]:
+    def _member(self, record: MemberRecord, device: str) -> dict[str, Any]:
         status = self._statuses.get(record.member, {})
         _, machine, *_ = (*record.domains, "", "")
         return {
@@ -115,6 +117,7 @@ class LakeStatus:
             "up": self._is_up(record.member),
             "reason": self._away.get(record.member) or status.get("reason", ""),
             "machine": machine,
+            "shared_device": device,
             "addresses": list(record.addresses),
             "room_bytes": record.room_bytes,
             "places": self._places().get(record.member, 0),
@@ -144,10 +147,12 @@ class LakeStatus:
         """
         table = self._members.tables[0]
         away = {member.id for member in table.members if not self._is_up(member.id)}
-        devices = {record.member: " ".join(record.domains[:2]) for record in records if any(record.domains[:1])}
-        by_device = [replace(member, machine=devices.get(member.id, member.id.hex())) for member in table.members]
+        devices = shared_devices(records)
+        by_device = tuple(
+            [replace(member, machine=devices.get(member.id, member.id.hex())) for member in table.members]
+        )
         return {
-            "devices": losses_outlived(replace(table, members=tuple(by_device)), Level.MACHINE, away),
+            "devices": losses_outlived(replace(table, members=by_device), Level.MACHINE, away),
             "machines": losses_outlived(table, Level.MACHINE, away),
         }
 

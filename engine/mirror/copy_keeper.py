@@ -8,11 +8,14 @@ Rules kept here:
 - The folder of a copy that is stale, since the list does not name it, is set aside, not removed: it is locked then, so
   nobody has it open.  A folder that is no copy is left alone.
 - A folder where the making failed is tried again later, behind the others.
+- Where two copies lie on one device, and a device without one is here, one of the two is given up for a copy there: a
+  device is lost with all that is on it.  That is tried once in RESPREAD_S, since the making may fail.
 - While LMDB lies on a copy that is lost, none is made: a checkpoint would read the lost index.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
@@ -21,6 +24,7 @@ from typing import Final
 import structlog
 import trio
 
+from engine.mirror.copy import Copy
 from engine.mirror.copy_folders import CopyFolder, best_folders
 from engine.mirror.copy_list import LIST_FILE, LOCK_FILE
 from engine.mirror.mirror_bounds import COPY_BYTES_PER_S
@@ -30,6 +34,7 @@ from lakefs.errors import DiskFailed, EngineBusy, LakeError
 from lakefs.ports import Clock, Offload
 
 LOOK_EVERY_S: Final = 5.0
+RESPREAD_S: Final = 3600.0
 RETRY_S: Final = 60.0
 """A folder where no copy could be made is tried again so much later."""
 _log: Final = structlog.get_logger(__name__)
@@ -42,7 +47,7 @@ class CopyKeeper:
         self,
         mirror: MirroredDisk,
         folders: Sequence[CopyFolder],
-        wanted: int,
+        wanted_max: int,
         offload: Offload,
         *,
         clock: Clock,
@@ -50,22 +55,34 @@ class CopyKeeper:
         failed: Callable[[str], None],
         bytes_per_s: float = COPY_BYTES_PER_S,
     ) -> None:
-        """Looks at the folders, so it blocks.  `before` is called before each copy: a checkpoint leaves less to copy.
+        """Looks at the folders, so it blocks.  `wanted_max`: copies wanted where there are so many folders.
 
+        `before` is called before each copy: a checkpoint leaves less to copy.
         `failed` is called with the reason when the mirror cannot be used any more.
         """
-        self.wanted = wanted
         self.devices = {folder.name: folder.device() for folder in folders}
         """Number of each folder's device, as it was when that was last looked at."""
         self._mirror = mirror
-        self._folders = folders
+        self._folders = [*folders]
+        self._wanted_max = wanted_max
         self._offload = offload
         self._clock = clock
         self._before = before
         self._failed = failed
         self._bytes_per_s = bytes_per_s
         self._failed_until: dict[str, float] = {}
+        self._spread_at = -math.inf
         self._is_ended = False
+
+    @property
+    def wanted(self) -> int:
+        """Number of copies to keep."""
+        return min(self._wanted_max, len(self._folders))
+
+    def add(self, folder: CopyFolder) -> None:
+        """Let copies lie in one more folder from now on; does nothing for one that is known."""
+        if folder.name not in [each.name for each in self._folders]:
+            self._folders.append(folder)
 
     @property
     def device_count(self) -> int:
@@ -91,11 +108,39 @@ class CopyKeeper:
         except LakeError as error:
             self._failed(error.message)
             return
+        await self._spread()
         while not self._is_ended and not self._mirror.is_home_lost and len(self._mirror.copies.good) < self.wanted:
             folder = await self._offload.run(self._next_folder)
             if folder is None:
                 return
             await self._make(folder)
+
+    async def _spread(self) -> None:
+        """Give up a copy beside another one on its device, if a device without one is here: it is made there then."""
+        now = self._clock.monotonic()
+        if self._is_ended or self._mirror.is_home_lost or now < self._spread_at + RESPREAD_S:
+            return
+        if len(self._mirror.copies.good) < self.wanted or self.device_count >= self.wanted:
+            return
+        surplus = await self._offload.run(self._surplus)
+        if surplus is None:
+            return
+        self._spread_at = now
+        try:
+            await self._offload.run(self._mirror.throw_out, surplus.id, "another copy lies on its device")
+        except LakeError as error:
+            _log.warning("a copy of the names stays beside another one on its device", reason=error.message)
+
+    def _surplus(self) -> Copy | None:
+        """Return a copy beside another one on its device; None while no device without a copy is here."""
+        devices = {folder.name: folder.device() for folder in self._folders}
+        good = self._mirror.copies.good
+        used = [devices.get(copy.name) for copy in good]
+        if None in used or not set(devices.values()) - {*used, None}:
+            return None
+        return next(
+            (copy for copy in good if used.count(devices[copy.name]) > 1 and copy is not self._mirror.home), None
+        )
 
     def _next_folder(self) -> CopyFolder | None:
         now = self._clock.monotonic()

@@ -24,6 +24,7 @@ from typing import Final
 
 from crc32c import crc32c
 
+from engine.host.small_file import replace_small_file
 from engine.mirror.mirror_bounds import ANCESTORS, COPIES_MAX, LISTED_MAX
 from lakefs.errors import StoreDamaged, StoreUnusable
 from lakefs.ids import CopyId
@@ -175,7 +176,9 @@ def write_copy_file(disk: Disk, mirror_id: bytes, copy_id: CopyId) -> int:
     with suppress(FileNotFoundError):
         disk.unlink(COPY_FILE)
     head = MIRROR_COPY.pack(_COPY_MAGIC, _VERSION, mirror_id, copy_id, 0)
-    _write(disk, COPY_FILE, _sealed(head))
+    with closing(disk.open(COPY_FILE, create=True)) as file:
+        file.pwrite(_sealed(head), 0)
+        file.sync_data()
     disk.sync_folder("")
     return disk.stat(COPY_FILE).inode
 
@@ -203,23 +206,12 @@ def read_list(disk: Disk) -> CopyList:
 
 def write_list(disk: Disk, listed: CopyList) -> None:
     """Replace `mirror.list`; durable on return.  After an error it is the old one or the new one."""
-    temporary = f"{LIST_FILE}.new"
-    with suppress(FileNotFoundError):
-        disk.unlink(temporary)
-    _write(disk, temporary, listed.pack())
-    disk.rename(temporary, LIST_FILE)
-    disk.sync_folder("")
+    replace_small_file(disk, LIST_FILE, listed.pack())
 
 
 def _sealed(head: bytes) -> bytes:
     checked = head[:-4]
     return (checked + crc32c(checked).to_bytes(4, "little")).ljust(PAGE_BYTES, b"\0")
-
-
-def _write(disk: Disk, path: str, page: bytes) -> None:
-    with closing(disk.open(path, create=True)) as file:
-        file.pwrite(page, 0)
-        file.sync_data()
 
 
 def _read(disk: Disk, path: str, layout: Layout, magic: bytes) -> bytes:

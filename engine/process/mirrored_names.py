@@ -91,6 +91,10 @@ class LocalNames:
             "index_in": self._mirror.home.name,
         }
 
+    def add_folder(self, folder: CopyFolder) -> None:
+        """Let copies lie in one more folder: one is made there within seconds if there are too few."""
+        self._keeper.add(folder)
+
     def end(self) -> None:
         """Move the index no more: nothing waits for that when the names stop."""
         self._is_ended = True
@@ -147,8 +151,8 @@ async def open_names_in(
 
     Arguments and errors: see `engine.process.names_place.open_local_names`, and `open_names_store`.
     """
-    wanted = min(protection_losses + 1, COPIES_MAX, len(folders))
-    opening = partial(open_or_make, copies=wanted, is_new=is_new, without=without, restored=restored)
+    wanted = min(protection_losses + 1, COPIES_MAX)
+    opening = partial(open_or_make, copies=min(wanted, len(folders)), is_new=is_new, without=without, restored=restored)
     mirror = await host.offload.run(partial(opening, folders, host.calls))
 
     def opened_store() -> AbstractAsyncContextManager[KeyedStore]:
@@ -201,12 +205,12 @@ async def _entered(
 
 
 def _keeper(
-    mirror: MirroredDisk, folders: Sequence[CopyFolder], wanted: int, host: NamesHost, store: KeyedStore
+    mirror: MirroredDisk, folders: Sequence[CopyFolder], wanted_max: int, host: NamesHost, store: KeyedStore
 ) -> CopyKeeper:
     return CopyKeeper(
         mirror,
         folders,
-        wanted,
+        wanted_max,
         host.copying,
         clock=host.clock,
         before=store.metadata.checkpoint,

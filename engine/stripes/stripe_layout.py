@@ -75,7 +75,7 @@ def _displace(
 
 
 def _domains(member: Member) -> tuple[DomainKey, ...]:
-    return tuple([domain_key(member, level) for level in LEVELS if level is not Level.DEVICE])
+    return tuple([domain_key(member, level) for level in LEVELS if level is not Level.MEMBER])
 
 
 def is_stored(stored: Placed, data_shards: int, shard_count: int) -> bool:

@@ -8,6 +8,7 @@ Rules kept here:
   request's generation, and no more than m of them on one member that is not their home.
 - All these shards say one length of the chunk, and are as long as it demands.  A member that says another has nothing:
   the chunk is absent then, and is stored anew, which does no harm.
+- A member counts while it is not found away: who goes away while others are asked, or the note is made, has nothing.
 - When one of them is not at its home, its partition is noted as dirty before the answer.
 - A member that cannot be asked has nothing.  With a newer table all is asked anew.
 """
@@ -89,7 +90,7 @@ class StripeOffers:
         }
         if dirty:
             await self._state.note_dirty(dirty, table.ring_epoch)
-        return {found.chunk: found.length for found in whole}
+        return {found.chunk: found.length for found in whole if self._is_up(found)}
 
     async def _ask(
         self, table: Table, generation: GcGeneration, founds: Sequence[Found], places: Mapping[ChunkId, Sequence[Place]]
@@ -112,10 +113,13 @@ class StripeOffers:
         ]
 
     def _is_whole(self, table: Table, found: Found) -> bool:
-        if found.missing(self._code):
+        if found.missing(self._code) or not self._is_up(found):
             return False
         homes = table.homes(found.chunk)
         most = max(1, table.protection.parity)
         holders = [*found.places.values()]
         strays = {member for shard, member in found.places.items() if member != homes[shard]}
         return all(holders.count(member) <= most for member in strays)
+
+    def _is_up(self, found: Found) -> bool:
+        return all(map(self._members.is_up, set(found.places.values())))

@@ -8,6 +8,8 @@ Rules kept here ("An answer means"):
 - All shards of a portion for one member are one request, split where it is over the limits of a frame.
 - Stored is answered when `is_stored` says so of each chunk, and when partitions of chunks with a shard missing, or at
   another place than its home, have been noted as dirty: that note is durable before the answer.
+- A member's answer counts while the member is not found away: one that goes away before all is stored and noted has
+  stored nothing, and its shards go elsewhere.
 - When too few shards found a place, a member of the row that went away only just now is waited for
   (`ReturningMembers.wait_return`), so that the smallest lakes take writes while the process of one is started again.
 - With a newer table all shards of the portion are stored anew by it: a shard that is present is only touched.
@@ -16,6 +18,7 @@ Rules kept here ("An answer means"):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -87,7 +90,14 @@ class StripeWriter:
                     _encode_all, code, [(*each, area) for each, area in zip(long, areas, strict=True)]
                 )
             storing = _Storing(self._members, code, generation, stripes)
-            table = await storing.run()
+            while True:
+                table = await storing.run()
+                if await self._is_noted(table, stripes) or not storing.gone():
+                    break
+        return {stripe.chunk: stripe.fresh for stripe in stripes}
+
+    async def _is_noted(self, table: Table, stripes: Sequence[Stripe]) -> bool:
+        """Note partitions of chunks that are not wholly at home; return True at once if all are."""
         dirty = {
             table.partition_of(stripe.chunk)
             for stripe in stripes
@@ -95,7 +105,7 @@ class StripeWriter:
         }
         if dirty:
             await self._state.note_dirty(dirty, table.ring_epoch)
-        return {stripe.chunk: stripe.fresh for stripe in stripes}
+        return not dirty
 
 
 def _encode_all(code: ErasureCode, chunks: Sequence[tuple[Stripe, memoryview, memoryview]]) -> None:
@@ -117,12 +127,13 @@ class _Storing:
         self._failed: dict[MemberId, LakeError] = {}
         self._refused: set[tuple[MemberId, ChunkId, int]] = set()
         self._conflicts: dict[MemberId, int] = {}
+        self._until = math.inf
 
     async def run(self) -> Table:
         """Store all; returns the table by which they are stored.  ClusterDegraded, StoreFull."""
         await by_newest_table(self._members, self._run_by)
-        until = trio.current_time() + MEMBER_RETURN_S
-        while (missed := self._missed()) and trio.current_time() < until and await self._wait_for_one(missed):
+        self._until = min(self._until, trio.current_time() + MEMBER_RETURN_S)
+        while (missed := self._missed()) and trio.current_time() < self._until and await self._wait_for_one(missed):
             await by_newest_table(self._members, self._run_by)
         self._check()
         return self._table
@@ -136,8 +147,24 @@ class _Storing:
         while sends := self._next_sends():
             await run_all(self._send, sends)
 
+    def gone(self) -> set[MemberId]:
+        """Return the members that have stored something, and were found away since."""
+        stored = {member for stripe in self._stripes for member in stripe.stored.values()}
+        return {member for member in stored if not self._members.is_up(member)}
+
+    def _forget_gone(self) -> None:
+        """Let members that went away have stored nothing; they get nothing more, unless they are waited for."""
+        gone = self.gone()
+        if not gone:
+            return
+        for member in gone:
+            self._failed[member] = EngineUnreachable("it went away while the chunk was stored", subject=member.hex())
+        for stripe in self._stripes:
+            stripe.stored = {shard: member for shard, member in stripe.stored.items() if member not in gone}
+
     def _next_sends(self) -> list[tuple[MemberId, list[Sent]]]:
         """Return what to send next to each member; nothing when all that can be stored is."""
+        self._forget_gone()
         sends: dict[MemberId, list[Sent]] = {}
         for stripe in self._stripes:
             missing = [shard for shard in stripe.shards if shard not in stripe.stored]

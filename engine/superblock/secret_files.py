@@ -18,7 +18,7 @@ import secrets
 from contextlib import closing
 from typing import Final
 
-from engine.host.failpoints import reached
+from engine.host.small_file import replace_small_file
 from lakefs.errors import AlreadyExists, ConfigError
 from lakefs.ports import Disk, DiskFile
 
@@ -49,14 +49,7 @@ def new_token() -> str:
 
 def keep_token(disk: Disk, name: str, token: str) -> None:
     """Write a token's file, in place of one that is there; durable on return.  Blocks.  DiskFailed, StoreFull."""
-    temporary = f"{name}.new"
-    if disk.exists(temporary):
-        disk.unlink(temporary)
-    _fill(disk.open(temporary, create=True), f"{token}\n")
-    reached("token.synced")
-    disk.rename(temporary, name)
-    reached("token.renamed")
-    disk.sync_folder(_ROOT)
+    replace_small_file(disk, name, f"{token}\n".encode(), points="token")
 
 
 def read_token(disk: Disk, name: str) -> str:

@@ -50,6 +50,7 @@ from engine.format.layouts import (
     StoreIdentity,
 )
 from engine.host.failpoints import reached
+from engine.host.small_file import replace_small_file
 from engine.superblock.reserve import Reserve, refuse_unknown_size
 from lakefs.errors import LakeError, StoreDamaged, StoreFull, StoreUnusable
 from lakefs.findings import Finding
@@ -281,17 +282,7 @@ def write_superblock(disk: Disk, superblock: Superblock, reserve: Reserve | None
 def write_one(disk: Disk, path: str, page: bytes) -> None:
     """Replace the superblock, or its copy alone, by a page; durable on return."""
     assert len(page) == PAGE, "a superblock is written whole"
-    temporary = f"{path}.new"
-    if disk.exists(temporary):
-        disk.unlink(temporary)
-    with closing(disk.open(temporary, create=True)) as file:
-        file.pwrite(page, 0)
-        file.sync_data()
-    reached("superblock.synced")
-    disk.rename(temporary, path)
-    reached("superblock.renamed")
-    disk.sync_folder(ROOT_FOLDER)
-    reached("superblock.durable")
+    replace_small_file(disk, path, page, points="superblock")
 
 
 def what_is_wrong(error: LakeError) -> str:

@@ -27,11 +27,11 @@ import structlog
 import trio
 
 from engine.coordinator.lake_state import LakeState
-from engine.coordinator.records import MemberRecord, MemberState
+from engine.coordinator.records import MemberRecord, MemberState, shared_devices
 from engine.host.tasks import run_all
 from engine.members.ports import Members
 from engine.walker.walker import Walker, members_of
-from lakefs.cluster.members import Member, Standing
+from lakefs.cluster.members import Level, Member, Standing, domain_key
 from lakefs.cluster.placing import next_table
 from lakefs.cluster.table import Table
 from lakefs.cluster.table_format import pack
@@ -234,9 +234,12 @@ class Membership:
             )
         left = [member for member in members_of_records(await self._state.members()) if member.state is Standing.IN]
         needed = self._members.tables[0].protection.members_min
-        if len(left) <= needed:
+        devices = {domain_key(each, Level.DEVICE) for each in left}
+        others = {domain_key(each, Level.DEVICE) for each in left if each.id != member}
+        if len(left) <= needed or len(others) < needed <= len(devices):
             raise PreconditionFailed(
-                f"{len(left)} members have places, and {needed} are needed; add another one first",
+                f"{len(left)} members on {len(devices)} devices have places, and {needed} are needed; add another one "
+                "first",
                 subject=id_text(member),
             )
         if not await self._state.set_state(member, MemberState.UP, MemberState.DRAINING):
@@ -281,13 +284,15 @@ class Membership:
 
 def members_of_records(records: Iterable[MemberRecord]) -> tuple[Member, ...]:
     """Return the members of the next table, by their ids; removed ones have no part in it."""
-    members = [_member(record) for record in records if record.state is not MemberState.REMOVED]
+    present = [record for record in records if record.state is not MemberState.REMOVED]
+    devices = shared_devices(present)
+    members = [_member(record, devices.get(record.member, "")) for record in present]
     return tuple(sorted(members, key=lambda member: member.id))
 
 
-def _member(record: MemberRecord) -> Member:
+def _member(record: MemberRecord, device: str) -> Member:
     _, machine, rack, zone = (*record.domains, "", "", "", "")[:4]
-    return Member(record.member, record.room_bytes, machine, rack, zone, _STANDING[record.state])
+    return Member(record.member, record.room_bytes, machine, rack, zone, _STANDING[record.state], device)
 
 
 def partitions_with(tables: Sequence[Table], member: MemberId) -> set[Partition]:

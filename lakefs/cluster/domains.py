@@ -3,12 +3,13 @@
 Rules kept here, for rows of n = k+m places:
 - A level counts if it has at least ceil(n/m) domains with members that get places.  On such a level a domain has an
   even limit of ceil(n/domains) places in a row, which is at most m.
-- The level of devices always counts.  With fewer devices than ceil(n/m), which the operator has accepted, its limit is
-  ceil(n/domains) too, and more than m.
+- The level of members always counts.  With fewer members than ceil(n/m), which the operator has accepted, its limit is
+  ceil(n/domains) too, and more than m.  Members that share devices, of which there are too few, are spread as if each
+  had its own.
 - Even limits of nested levels may leave too few places: with three racks of which one is a single machine, two shards
   in each rack and one on each machine do not add up.  Then limits are raised, up to m, from the widest level down:
   first in domains whose inner limits are tighter than their own, those with the most room for each place before others.
-  Limits of m always suffice, because each domain contains a device, and a device may have m.
+  Limits of m always suffice, because each domain contains a member, and a member may have m.
 - Nested limits form a laminar matroid: places taken in any order, each within the limits, can be extended to a whole
   row (Schrijver, Combinatorial Optimization, section 39.4).  So rows are filled greedily and never have to go back.
 - A member's share is in proportion to its room, except that no domain's share is over what its limits let it hold.
@@ -35,7 +36,7 @@ SHARE_UNIT: Final = 1 << 16
 class Domains:
     """Limits and shares of one list of members.
 
-    `of_member[i]` lists the domains of member i on the levels that count, as indexes into `limits`, the device's first;
+    `of_member[i]` lists the domains of member i on the levels that count, as indexes into `limits`, the member's first;
     it is empty for a member that gets no places.  `shares[i]` is member i's share of all places, in `SHARE_UNIT`.
     `places_max` is the number of places that a row could have within the limits, at least k+m; `parity_places_max` that
     with limits of m everywhere.
@@ -50,7 +51,7 @@ class Domains:
 
 @dataclass(slots=True)
 class _Domain:
-    """A domain of a level that counts; a device has no inner domains.  `limit` is at first the even limit."""
+    """A domain of a level that counts; a member has no inner domains.  `limit` is at first the even limit."""
 
     index: int
     limit: int
@@ -78,7 +79,7 @@ def make_domains(protection: Protection, members: Sequence[Member], partition_co
 def _counting_levels(protection: Protection, members: Sequence[Member], placing: list[int]) -> list[Level]:
     """Return the levels that count, the widest first.  A level with one inner domain in each domain adds nothing."""
     counts = {level: len({domain_key(members[index], level) for index in placing}) for level in LEVELS}
-    levels = [Level.DEVICE]
+    levels = [Level.MEMBER]
     for level in LEVELS[1:]:
         if protection.members_min <= counts[level] < counts[levels[-1]]:
             levels.append(level)
@@ -136,7 +137,7 @@ def _raise_limits(siblings: list[_Domain], wanted: int, limits: list[int]) -> No
 
 
 def _share_out(siblings: list[_Domain], amount: int, partitions: int, shares: list[int]) -> None:
-    """Divide `amount` among `siblings` by room, none over what its limits allow, and on to their devices."""
+    """Divide `amount` among `siblings` by room, none over what its limits allow, and on to their members."""
     most = {domain.index: domain.free_limit() * partitions for domain in siblings}
     given: dict[int, int] = {}
     open_ones = siblings

@@ -1,10 +1,10 @@
 """Members as the table sees them: identity, room, failure domains, and whether they get places.
 
 Rules kept here:
-- Failure domains are nested: a device is in one machine, a machine in one rack, a rack in one zone.  Members that say
-  otherwise are refused.  Racks of one name in two zones are two racks.
+- Failure domains are nested: a member is on one device, a device in one machine, a machine in one rack, a rack in one
+  zone.  Members that say otherwise are refused.  Racks of one name in two zones are two racks.
 - An empty name means that the domain is not known.  All members of a domain whose own domain is not known count as
-  being in one: nobody knows that they are apart.
+  being in one: nobody knows that they are apart.  Only a device without a name is its member's alone.
 - Members are checked once, by `checked_members`; what accepted it may rely on it.
 """
 
@@ -24,10 +24,11 @@ from lakefs.limits import CLUSTER_MEMBERS_MAX, DOMAIN_NAME_BYTES_MAX, MEMBER_ROO
 class Level(IntEnum):
     """Levels of failure domains, the narrowest first."""
 
-    DEVICE = 0
-    MACHINE = 1
-    RACK = 2
-    ZONE = 3
+    MEMBER = 0
+    DEVICE = 1
+    MACHINE = 2
+    RACK = 3
+    ZONE = 4
 
 
 class Standing(IntEnum):
@@ -42,7 +43,10 @@ class Standing(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member: an engine on one device.  `room_bytes` is its weight; empty domains are not known."""
+    """One member: an engine on a device.  `room_bytes` is its weight; empty domains are not known.
+
+    `device` is a name only where members share one, within their machine.
+    """
 
     id: MemberId
     room_bytes: int
@@ -50,6 +54,7 @@ class Member:
     rack: str = ""
     zone: str = ""
     state: Standing = Standing.IN
+    device: str = ""
 
 
 DomainKey = tuple[str, ...] | MemberId
@@ -58,11 +63,17 @@ DomainKey = tuple[str, ...] | MemberId
 
 def domain_key(member: Member, level: Level) -> DomainKey:
     """Return the domain of `member` on that level.  A machine's name is enough, a rack's needs its zone."""
-    if level is Level.DEVICE:
+    if level is Level.MEMBER:
         return member.id
+    if level is Level.DEVICE:
+        return (*_machine_key(member), member.device) if member.device else (member.id.hex(),)
     if level is Level.MACHINE:
-        return (member.machine,) if member.machine else ("", member.rack, member.zone)
+        return _machine_key(member)
     return (member.rack, member.zone) if level is Level.RACK else (member.zone,)
+
+
+def _machine_key(member: Member) -> tuple[str, ...]:
+    return (member.machine,) if member.machine else ("", member.rack, member.zone)
 
 
 def checked_members(
@@ -105,7 +116,7 @@ def _check_member(member: Member) -> None:
             f"a member has room for 1 to {MEMBER_ROOM_BYTES_MAX} bytes, not {member.room_bytes}",
             subject=id_text(member.id),
         )
-    for name in (member.machine, member.rack, member.zone):
+    for name in (member.device, member.machine, member.rack, member.zone):
         if len(name.encode(errors="surrogatepass")) > DOMAIN_NAME_BYTES_MAX or not name.isprintable():
             raise InvalidArgument(
                 f"a domain's name has at most {DOMAIN_NAME_BYTES_MAX} bytes, all printable: {name!r}",

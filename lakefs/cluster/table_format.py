@@ -61,19 +61,20 @@ RING_TABLE_MEMBER: Final = Layout(
         ("rack", "I"),
         ("zone", "I"),
         ("state", "B"),
-        ("reserved", "7s"),
+        ("device", "I"),
+        ("reserved", "3s"),
     ],
 )
 _CRC_AT: Final = RING_TABLE_HEADER.offset_of("crc")
 _PLACE_BYTES: Final = 2
 _HEADER_RESERVED: Final = bytes(19)
-_MEMBER_RESERVED: Final = bytes(7)
+_MEMBER_RESERVED: Final = bytes(3)
 _STATES: Final = {int(state): state for state in Standing}
 
 
 def pack(table: Table) -> bytes:
     """Return the table's bytes; 2 a place, 44 a member, and the names of the domains."""
-    names = sorted({"", *(name for member in table.members for name in (member.machine, member.rack, member.zone))})
+    names = sorted({"", *(name for member in table.members for name in _names_of(member))})
     place_of = {name: place for place, name in enumerate(names)}
     members = [
         RING_TABLE_MEMBER.pack(
@@ -83,6 +84,7 @@ def pack(table: Table) -> bytes:
             place_of[member.rack],
             place_of[member.zone],
             member.state,
+            place_of[member.device],
             _MEMBER_RESERVED,
         )
         for member in table.members
@@ -142,6 +144,10 @@ def unpack(packed: Buffer) -> Table:
     return Table(RingEpoch(epoch), protection, members, rows, bits, vnode_room_bytes)
 
 
+def _names_of(member: Member) -> tuple[str, ...]:
+    return member.machine, member.rack, member.zone, member.device
+
+
 def _pack_rows(rows: Sequence[Row]) -> bytes:
     places = array("H", chain.from_iterable(rows))
     if sys.byteorder == "big":
@@ -170,13 +176,12 @@ def _unpack_names(packed: bytes, name_count: int) -> list[str]:
 def _unpack_members(packed: memoryview, names: list[str], protection: Protection) -> tuple[Member, ...]:
     members = []
     used = {0}
-    for identifier, room_bytes, machine, rack, zone, state, reserved in RING_TABLE_MEMBER.struct.iter_unpack(packed):
-        if max(machine, rack, zone) >= len(names) or state not in _STATES or reserved != _MEMBER_RESERVED:
+    for identifier, room_bytes, *places, state, device, reserved in RING_TABLE_MEMBER.struct.iter_unpack(packed):
+        if max(*places, device) >= len(names) or state not in _STATES or reserved != _MEMBER_RESERVED:
             raise _refused("a member has an impossible value")
-        used.update((machine, rack, zone))
-        members.append(
-            Member(MemberId(identifier), room_bytes, names[machine], names[rack], names[zone], _STATES[state])
-        )
+        used.update((*places, device))
+        machine, rack, zone = (names[place] for place in places)
+        members.append(Member(MemberId(identifier), room_bytes, machine, rack, zone, _STATES[state], names[device]))
     if len(used) != len(names):
         raise _refused("it names a domain that no member is in")
     checked = checked_members(protection, members, accept_loss=True)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 
 import lakefs
+from lakefs.errors import EngineUnreachable
 from tests.e2e.served import lake
 from tests.e2e.test_lake_on_devices import ServedLake, eventually, processes, served
 
@@ -56,7 +57,7 @@ def test_clients_are_spread_over_heads_and_one_that_is_killed_is_replaced(tmp_pa
                 for round_ in range(16):
                     try:
                         client.put(f"bucket/{number}", payloads[(number + round_) % 16])
-                    except lakefs.EngineUnreachable:  # in flight at the head that was killed
+                    except EngineUnreachable:  # in flight at the head that was killed
                         client.put(f"bucket/{number}", payloads[(number + round_) % 16])
                     assert client.get(f"bucket/{number}") == payloads[(number + round_) % 16]
                     if round_ == 4:

@@ -42,7 +42,7 @@ class Rules(NamedTuple):
     notes_strays: bool = True
     short_answer_leaves_one: bool = True
     short_answer_counts_members: bool = True
-    answer_counts_members_that_stayed: bool = True
+    answer_counts_members_that_are_up: bool = True
     returning_members_are_noted: bool = True
     clear_compares: bool = True
     clear_wants_all_homes: bool = True
@@ -85,11 +85,10 @@ class Stripes:
         members, slot, (phase, told, noted), walker, promise, goings = state
         for i, (up, shards, lost, gone) in enumerate(members):
             if up and goings:
-                left = told
-                if phase == STORING and self._rules.answer_counts_members_that_stayed:
-                    left = _put(told, i, 0)
-                writer = (phase, left, noted)
                 for is_lost, word in ((0, "goes away"), (1, "is lost")):
+                    # an empty disk in its place is another member, which told the writer nothing
+                    is_forgotten = is_lost and self._rules.answer_counts_members_that_are_up
+                    writer = (phase, _put(told, i, 0) if is_forgotten else told, noted)
                     went = max(gone, LOST if is_lost else AWAY) if promise else 0
                     after = (0, 0 if is_lost else shards, is_lost, went)
                     if is_lost and promise and not _outlived(_put(members, i, after), promise, LOST):
@@ -105,8 +104,9 @@ class Stripes:
         members, slot, (phase, told, noted), walker, promise, goings = state
         if phase == ANSWERED:
             return
+        told = self._counted(members, told)
         if phase == STORING:
-            yield from self._answers(state)
+            yield from self._answers((members, slot, (phase, told, noted), walker, promise, goings))
         for s in range(self._n):
             for i, (up, shards, lost, gone) in enumerate(members):
                 if not up or _all(told) >> s & 1:
@@ -119,6 +119,12 @@ class Stripes:
                 yield f"shard {s} is stored at member {i}", (stored, slot, writer, walker, promise, goings)
         if phase == STORING and not noted:
             yield "the writer notes the slot as dirty", (members, (1, 1), (phase, told, 1), walker, promise, goings)
+
+    def _counted(self, members: Members, told: tuple[int, ...]) -> tuple[int, ...]:
+        """Return what the writer counts: answers of members that it does not find away now."""
+        if not self._rules.answer_counts_members_that_are_up:
+            return told
+        return tuple(shards if member[0] else 0 for member, shards in zip(members, told, strict=True))
 
     def _answers(self, state: State) -> Iterator[Step]:
         members, slot, (_, told, noted), walker, _, goings = state

@@ -408,4 +408,4 @@ def connecting(network: Network, near: str, members: list[MemberPlace]) -> Conne
 
 def _record(member: MemberPlace) -> MemberRecord:
     assert member.id is not None
-    return MemberRecord(member.id, (member.host,), GIB, ("sda", member.host))
+    return MemberRecord(member.id, (member.host,), GIB, (f"device {member.id.hex()}", member.host))

@@ -76,6 +76,27 @@ def test_each_member_has_a_line_and_the_lake_a_sentence_of_losses() -> None:
     ]
 
 
+def test_a_folder_without_a_member_that_serves_has_its_reason() -> None:
+    folders = [
+        {"folder": "/a", "member": "01" * 16, "serves": True, "restarts": 0, "reason": ""},
+        {"folder": "/b", "member": "02" * 16, "serves": False, "restarts": 3, "reason": "the disk failed"},
+        {"folder": "/c", "member": "", "serves": False, "restarts": 1, "reason": ""},
+    ]
+    told = [line for line in lake_lines(WHOLE, folders) if line.startswith("folder")]
+    assert told == [
+        "folder /b                               its member does not serve: the disk failed",
+        "folder /c                               no member in it",
+    ]
+
+
+def test_members_that_share_a_device_are_named() -> None:
+    members = [{**member, "shared_device": "01" * 16} for member in WHOLE["members"]]
+    told = [line for line in lake_lines(of(members=members)) if line.startswith("shared device")]
+    assert [line.split(maxsplit=2)[2] for line in told] == [
+        "members 010101010101, 020202020202 lie on one device, and are lost together"
+    ]
+
+
 @pytest.mark.parametrize(
     ("devices", "machines", "dirty", "told"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.format.keyed import SPACES_BEGIN, SPACES_END
 from engine.format.layouts import Table, unpack_chunk_record
 from engine.format.shards import shard_key
 from engine.fsck.report import Report
@@ -11,6 +12,7 @@ from engine.lake_upkeep import named_chunks
 from engine.lake_upkeep.content_check import ContentCheck
 from engine.lake_upkeep.stripe_check import StripeCheck
 from engine.segments.files import segment_path
+from engine.tables.views import Transaction
 from lakefs.cluster.members import Member
 from lakefs.cluster.placing import next_table
 from lakefs.cluster.table_format import pack
@@ -161,6 +163,40 @@ def test_a_damaged_shard_at_a_member_is_a_note_by_member() -> None:
         assert "chunk-damaged" in shard["message"]
         assert len(opened.quarantine) == 0, "the deep walk has made it anew"
         assert (await one.fsck(full=True))["findings"] == []
+
+    kept(body)
+
+
+def test_damaged_shards_of_chunks_that_nothing_refers_to_are_counted_too() -> None:
+    async def body(one: Kept) -> None:
+        await one.put("gone", LARGE)
+        chunk = data_chunk_id(LARGE)
+        await delete(one.client, "gone")
+        for _ in range(2):
+            await one.upkeep.state.advance_generation(await one.upkeep.state.generation())
+        await spoil(one, (await one.holders(chunk))[1], chunk)
+        report = await one.fsck(full=True)
+        told = [finding["message"] for finding in report["findings"] if finding["code"] == "garbage"]
+        assert [text.split(" are ")[0].split(" (")[0] for text in told] == ["5 shards", "1 damaged shards"]
+
+    kept(body)
+
+
+def test_records_of_spaces_are_checked_where_the_names_are() -> None:
+    async def body(one: Kept) -> None:
+        await ask(one.client, m.SpaceOpen("kv"), m.SpaceStat)
+        assert (report := await one.fsck())["findings"] == []
+        assert report["checked"]["spaces"] == 1
+        names = one.upkeep.fsck._names.metadata
+        with names.view() as view:
+            [key] = [key for key, _ in view.scan(Table.KEYED, SPACES_BEGIN, SPACES_END)]
+
+        def spoil_record(txn: Transaction) -> None:
+            txn.put(Table.KEYED, key, b"no record")
+
+        await names.wait_durable((await names.commit(spoil_record))[1])
+        report = await one.fsck()
+        assert (report["damage"], codes(report)) == (1, ["keyed-unreadable"])
 
     kept(body)
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import trio
 
+from engine.coordinator.records import MemberRecord
 from lakefs.errors import InvalidArgument, PreconditionFailed
 from lakefs.ids import MemberId, data_chunk_id, id_text
+from lakefs.limits import GIB
 from lakefs.wire import messages as m
 from tests.lake_rig import SmallLake, with_lake
 from tests.store_rig import ask, delete
@@ -198,6 +200,19 @@ def test_status_has_the_members_and_what_may_be_lost() -> None:
     kept(body)
 
 
+def test_folders_of_one_device_count_as_one() -> None:
+    async def body(one: Kept) -> None:
+        for number in range(3):
+            domains = "disk", f"host{number // 2}"
+            await one.rig.state.register(MemberRecord(id_of(number), ("here",), GIB, domains))
+        lake = await one.status()
+        assert lake["outlives"] == {"devices": 1, "machines": 2}, "the other folder of that name is on another machine"
+        first = id_text(id_of(0))
+        assert [member["shared_device"] for member in lake["members"]] == [first, first, "", "", "", ""]
+
+    kept(body)
+
+
 def test_members_are_not_asked_for_each_status() -> None:
     async def body(one: Kept) -> None:
         for _ in range(5):
@@ -231,7 +246,7 @@ def test_members_are_changed_by_a_head_s_clients() -> None:
         assert await state_of(one, 0) == "draining"
         for number in (1, 2):
             await change(id_of(number), m.MEMBER_DRAIN)
-        with pytest.raises(PreconditionFailed, match="3 members have places, and 3 are needed"):
+        with pytest.raises(PreconditionFailed, match="3 members on 3 devices have places, and 3 are needed"):
             await change(id_of(3), m.MEMBER_DRAIN)
         one.rig.lose(3)
         for _ in range(2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from itertools import combinations
+from typing import Any
 
 import pytest
 import trio
@@ -111,6 +112,62 @@ def test_a_write_that_waits_is_refused_when_nobody_returns_or_those_who_do_fail_
 
     in_lake(alone, "2+1", 3)
     in_lake(flaps, "2+1", 3)
+
+
+def test_an_answer_counts_only_while_its_member_has_not_gone_away() -> None:
+    """While a write waits for one member, another that had stored its shard goes away too."""
+
+    async def going(rig: Rig) -> None:
+        rig.lose(1)
+        rig.members.returning[id_of(1)] = 3.0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(refused, rig)
+            await trio.sleep(1.0)
+            rig.lose(2)
+        assert trio.current_time() == 3.0, "the second one is not waited for: it does not return"
+
+    async def refused(rig: Rig) -> None:
+        with pytest.raises(ClusterDegraded, match=id_of(2).hex()[:12]):
+            await rig.store(LONG, SHORT)
+
+    async def returning(rig: Rig) -> None:
+        rig.lose(1)
+        rig.members.returning = {id_of(1): 3.0, id_of(2): 4.0}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rig.store, LONG, SHORT)
+            await trio.sleep(1.0)
+            rig.lose(2)
+        assert trio.current_time() == 7.0
+        assert await rig.present([data_chunk_id(LONG), data_chunk_id(SHORT)]) == [True, True]
+
+    in_lake(going, "2+1", 3)
+    in_lake(returning, "2+1", 3)
+
+
+@pytest.mark.parametrize("offered", [False, True])
+def test_a_member_that_goes_away_before_the_note_is_made_is_not_counted(offered: bool) -> None:
+    async def body(rig: Rig) -> None:
+        noting = rig.state.note_dirty
+        rig.lose(0)
+        chunk = data_chunk_id(LONG)
+        if offered:
+            await rig.store(LONG)
+        held = sorted({number for numbers in (await rig.shards(LONG)).values() for number in numbers}) or [1, 2]
+        going = held[:1]
+
+        async def note(*arguments: Any, **options: Any) -> None:
+            await noting(*arguments, **options)
+            rig.lose(*going)
+            going.clear()
+
+        rig.state.note_dirty = note  # type: ignore[method-assign]
+        if offered:
+            assert await rig.present([chunk]) == [False], "it is stored anew: that does no harm"
+            return
+        assert await rig.store(LONG) == [True]
+        assert await rig.present([chunk]) == [True], "what the one had was stored elsewhere before the answer"
+
+    in_lake(body)
 
 
 def test_two_of_six_gone_and_writes_go_on() -> None:

@@ -55,8 +55,8 @@ class Running:
         await self.made.state.next_epoch(RingEpoch(0), pack(table))
         await self.learn()
 
-    async def register(self, number: int) -> None:
-        domains = ("sda", f"host {number}")
+    async def register(self, number: int, *domains: str) -> None:
+        domains = domains or ("sda", f"host {number}")
         await self.made.state.register(MemberRecord(member_id(number), ("here",), 1 << 40, domains))
 
     async def learn(self) -> None:

@@ -18,9 +18,12 @@ ROOT = Path(failpoints.__file__).parents[2]
 
 
 def test_every_step_is_named_once_and_reached_at_one_place() -> None:
-    sources = [path.read_text() for path in sorted((ROOT / "engine").rglob("*.py"))]
-    called = re.findall(r'reached\("([^"]+)"\)', "".join(sources))
-    assert sorted(called) == sorted(ALL_POINTS)
+    source = "".join(path.read_text() for path in sorted((ROOT / "engine").rglob("*.py")))
+    called = re.findall(r'reached\("([^"]+)"\)', source)
+    replaced = re.findall(r'points="([^"]+)"', source)  # the steps of `replace_small_file`
+    steps = re.findall(r'reached\(f"\{points\}\.([^"]+)"\)', source)
+    assert sorted([*called, *[f"{name}.{step}" for name in replaced for step in steps]]) == sorted(ALL_POINTS)
+    assert steps == ["synced", "renamed", "durable"]
     assert len(set(ALL_POINTS)) == len(ALL_POINTS)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
+import msgspec
 import trio
 
-from engine.lake.children import open_children
-from engine.lake.member_processes import MemberPlan, MemberProcess
+from engine.lake.children import REPORT_BYTES_MAX, open_children, report_failure
+from engine.lake.member_processes import MemberPlan, MemberProcess, MemberProcesses
 from lakefs.errors import StoreLocked
 
 LOCKED_ONCE = f"""
@@ -18,6 +20,17 @@ if not os.path.exists("unlocked"):
     sys.exit({StoreLocked.exit_code})
 os.write(int(sys.argv[1]), b'["unix:/nowhere"]\\n')
 time.sleep(600)
+"""
+
+
+ENDS_WITH_A_REASON = """
+import os, sys
+descriptor = int(sys.argv[1])
+if not os.path.exists("served"):
+    open("served", "w").close()
+    os.write(descriptor, b"[]\\n")
+os.write(descriptor, b'"the disk failed"\\n')
+sys.exit(74)
 """
 
 
@@ -82,3 +95,42 @@ def test_a_member_is_not_started_again_in_a_folder_that_holds_nothing(tmp_path: 
                 assert member.is_serving
 
     trio.run(main)
+
+
+def test_the_reason_for_which_a_member_ends_is_known_and_given_up_when_it_serves(tmp_path: Path) -> None:
+    code = f"import os; os.chdir({str(tmp_path)!r}){ENDS_WITH_A_REASON}"
+    processes_of: list[MemberProcesses] = []
+    reasons: list[str] = []
+    ended_twice = trio.Event()
+
+    async def served(member: MemberProcess) -> None:
+        reasons.append(member.reason)
+
+    def is_wanted() -> bool:
+        if processes_of[0].all[0].restarts == 2:
+            ended_twice.set()
+        return True
+
+    async def main() -> None:
+        plan = MemberPlan(tmp_path, tmp_path / "s", [sys.executable, "-c", code], is_wanted)
+        with trio.fail_after(60):
+            async with open_children([plan], served) as processes:
+                processes_of.append(processes)
+                [member] = processes.all
+                await ended_twice.wait()
+                assert member.reason == "the disk failed"
+                assert reasons == [""]
+
+    trio.run(main)
+
+
+def test_a_reason_of_any_length_and_kind_is_one_line_to_the_parent() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for reason in ("short", "\n\x01" * 5000, "ü" * 5000):
+            report_failure(theirs.fileno(), reason)
+            line = ours.recv(1 << 20)
+            assert len(line) <= REPORT_BYTES_MAX
+            assert (line[-1:], line.count(b"\n")) == (b"\n", 1)
+            assert reason.startswith(msgspec.json.decode(line, type=str))
+    report_failure(theirs.fileno(), "to nobody")

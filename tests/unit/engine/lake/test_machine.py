@@ -193,6 +193,22 @@ def test_an_empty_folder_is_prepared_and_that_is_safe_to_repeat(tmp_path: Path) 
         add_folder([used], new)
 
 
+def test_a_folder_that_takes_a_members_place_may_be_given_again_for_that_one_alone(tmp_path: Path) -> None:
+    used, other = folders_in(tmp_path, "used", "other")
+    record, new = joined(used), tmp_path / "new"
+    lost, another = "ab" * 16, "cd" * 16
+    add_folder([used], new, replaces=another)
+    for _ in range(2):
+        assert add_folder([used], new, replaces=lost) == record == read_machine(new)
+        make_member(new)  # the one that serves has taken it
+    for wrong in (another, ""):
+        with pytest.raises(AlreadyExists, match=f"added in place of {lost}"):
+            add_folder([used], new, replaces=wrong)
+    make_member(other)
+    with pytest.raises(AlreadyExists, match="holds a member of the lake already; give an empty folder"):
+        add_folder([used], other, replaces=lost)
+
+
 def _engine(folder: Path) -> None:
     make_member(folder, bytes(16))
 

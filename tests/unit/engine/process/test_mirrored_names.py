@@ -10,6 +10,7 @@ import trio
 
 from engine.format.layouts import GROUP_HEADER
 from engine.mirror.copy_folders import best_folders
+from engine.mirror.copy_keeper import RESPREAD_S
 from engine.mirror.mirror_opening import make_mirror
 from engine.store.names_opening import open_names_store
 from engine.store.opening import open_store
@@ -17,6 +18,7 @@ from engine.tables.index_folder import remove_index
 from engine.tables.lmdb_index import Index
 from lakefs.errors import DiskFailed, StoreUnusable
 from lakefs.host.offload import InlineOffload
+from lakefs.limits import MIB
 from tests.contract.engines import LAKE
 from tests.sim.world.clock import SimClock
 from tests.sim.world.disk import SimCrashed, SimDisk
@@ -61,6 +63,57 @@ def test_folders_of_one_device_have_a_second_copy_only_where_there_is_no_other_d
         async with machine.open(is_new=True) as names:
             assert good_copies(names) == "abd"
             assert names.state()["outlives_devices"] == 0
+
+    run(main)
+
+
+def test_a_device_that_is_added_while_names_serve_gets_the_copy_that_is_missing() -> None:
+    async def main() -> None:
+        machine = Machine("ab")
+        async with machine.open(is_new=True) as names:
+            await bind(names.store, "k")
+            assert (good_copies(names), names.state()["wanted"]) == ("ab", 2)
+            machine.disks["c"], machine.devices["c"] = machine.empty_disk(), 7
+            for _ in range(2):
+                names.add_folder(SimFolder(machine, "c"))
+            await until(lambda: good_copies(names) == "abc")
+            assert (names.state()["wanted"], names.state()["outlives_devices"]) == (3, 2)
+        machine.lose("a")
+        async with machine.open() as names:
+            assert await keys_of(names.store) == ["k"], "two of three are more than half"
+
+    run(main)
+
+
+def test_copies_that_share_a_device_are_spread_when_another_device_is_added() -> None:
+    async def main() -> None:
+        machine = Machine("abc", devices={"a": 1, "b": 1, "c": 1})
+        async with machine.open(is_new=True) as names:
+            await bind(names.store, "k")
+            machine.disks["d"], machine.devices["d"] = machine.empty_disk(), 2
+            names.add_folder(SimFolder(machine, "d"))
+            await until(lambda: names.state()["outlives_devices"] == 1)
+            assert (len(good_copies(names)), good_copies(names)[-1]) == (3, "d")
+            index = names.state()["index_in"]
+            await trio.sleep(2 * RESPREAD_S)
+            assert good_copies(names)[-1] == "d", "two of three are on one device, and there is no third"
+            assert names.state()["index_in"] == index, "the index stays where it is"
+            await bind(names.store, "l")
+        async with machine.open() as names:
+            assert await keys_of(names.store) == ["k", "l"]
+
+    run(main)
+
+
+def test_copies_stay_where_they_are_when_no_copy_can_be_made_on_the_new_device() -> None:
+    async def main() -> None:
+        machine = Machine("ab", devices={"a": 1, "b": 1})
+        async with machine.open(is_new=True, losses=1) as names:
+            machine.disks["c"], machine.devices["c"] = SimDisk(machine.rng, capacity_bytes=MIB), 2  # too small
+            names.add_folder(SimFolder(machine, "c"))
+            await trio.sleep(RESPREAD_S / 2)
+            assert good_copies(names) == "ab"
+            await bind(names.store, "k")
 
     run(main)
 

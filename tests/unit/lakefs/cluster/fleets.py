@@ -85,7 +85,7 @@ def check_table(table: Table) -> None:
             assert most_in_a_domain(table, level) <= max(1, protection.parity)
     even = -(-protection.width // len(placing_members))
     if len(placing_members) < protection.members_min:
-        assert most_in_a_domain(table, Level.DEVICE) == even
+        assert most_in_a_domain(table, Level.MEMBER) == even
 
 
 def settle(table: Table) -> Table:

@@ -44,7 +44,7 @@ def fleets(draw: st.DrawFn, least: int = 1) -> list[Member]:
     zones = draw(st.integers(1, 4))
     known = draw(st.sampled_from([(1, 1, 1), (1, 1, 0), (1, 0, 0), (0, 0, 0)]))
     dice = random.Random(draw(st.integers(0, 1000)))
-    unequal = draw(st.booleans())
+    unequal, shares = draw(st.booleans()), draw(st.booleans())
     members = []
     for number in range(count):
         machine = dice.randrange(machines)
@@ -54,7 +54,8 @@ def fleets(draw: st.DrawFn, least: int = 1) -> list[Member]:
             name if is_known else "" for name, is_known in zip(names, known, strict=True)
         )
         room = dice.randrange(TB, 10 * TB) if unequal else TB
-        members.append(Member(member_id(number), room, machine_name, rack_name, zone_name))
+        device = f"d{dice.randrange(4)}" if shares and dice.randrange(2) else ""
+        members.append(Member(member_id(number), room, machine_name, rack_name, zone_name, device=device))
     return members
 
 
@@ -94,6 +95,28 @@ def test_shards_are_spread_evenly_over_the_domains_of_each_level(
             domains = domain_count(table, level)
             assert most_in_a_domain(table, level) == -(-table.protection.width // domains)
         assert max(loads(table).values()) <= 1.02 * len(table.rows) * table.protection.width / count
+
+
+@pytest.mark.parametrize(("devices", "folders"), [(4, 3), (3, 4), (5, 2), (6, 2)])
+def test_folders_of_one_device_hold_no_more_than_m_shards_of_a_row_together(devices: int, folders: int) -> None:
+    members = [
+        replace(member, machine="host", device=f"disk{number // folders}")
+        for number, member in enumerate(fleet(devices * folders))
+    ]
+    with small_tables():
+        table = first_table(P42, members)
+        check_table(table)
+        assert most_in_a_domain(table, Level.DEVICE) == -(-6 // devices)
+        assert losses_outlived(table, Level.DEVICE) == (2 if devices == 6 else 1)
+        seventh = next_table(table, [*members, replace(fleet(1, first=90)[0], machine="host")])
+        assert losses_outlived(settle(seventh), Level.DEVICE) >= 1
+
+
+def test_folders_of_too_few_devices_are_spread_as_if_each_had_its_own() -> None:
+    alone = [replace(member, machine="host") for member in fleet(6)]
+    shared = [replace(member, device="disk") for member in alone]
+    with small_tables():
+        assert first_table(P42, shared).rows == first_table(P42, alone).rows
 
 
 def test_a_rack_of_one_machine_gets_two_shards_on_it_and_others_stay_apart() -> None:

@@ -22,7 +22,14 @@ from tests.unit.lakefs.cluster.fleets import P42, TB, fleet, member_id, small_ta
 @pytest.fixture(scope="module")
 def table() -> Table:
     members = [
-        Member(member_id(number), TB + number, f"höst-{number // 2}", f"rack-{number // 4}", "zone")
+        Member(
+            member_id(number),
+            TB + number,
+            f"höst-{number // 2}",
+            f"rack-{number // 4}",
+            "zone",
+            device="disk" if number in (4, 5) else "",
+        )
         for number in range(9)
     ]
     with_out = next_table(first_table(P42, members), with_state(members, Standing.OUT, 3))

@@ -1,0 +1,155 @@
+"""docs/cluster.md quotes the very messages that are printed, and the very commands."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from cli.operate.cluster import cluster
+from cli.operate.lake_lines import lake_lines, outlives
+from cli.serve.serve import serve
+from engine.head import names_link
+from engine.host.clock import SystemClock
+from engine.host.local_disk import LocalDisk
+from engine.lake.folders import check_devices, look_at_folders
+from engine.lake.joining import add_folder
+from engine.lake.lake_members import ADD_IT, HOLDS_NOTHING
+from engine.lake.machine import made, new_machine, write_machine
+from engine.lake.parts import WAITING_FOR_NAMES
+from engine.superblock.superblock import NO_CLUSTER, open_store, read_superblock, refuse_other_role
+from engine.walker import membership
+from lakefs.cluster.protection import Protection
+from lakefs.errors import LakeError
+from lakefs.transport.address import parse_address
+from lakefs.transport.sockets import connect_error
+from tests.style.source_tree import ROOT
+
+TEXT = (ROOT / "docs" / "cluster.md").read_text()
+QUOTED = " ".join(TEXT.split())
+LAKE, OTHER = bytes(range(16)), bytes(range(16))[::-1]
+
+
+def is_quoted(message: str) -> bool:
+    """Return True if the page has a message, with ID for each id."""
+    return " ".join(re.sub(r"\b[0-9a-f]{32}\b", "ID", message).split()) in QUOTED
+
+
+def make_store(disk: LocalDisk, lake: bytes) -> None:
+    open_store(disk, SystemClock(), create=True, cluster_id=lake).lock.close()
+
+
+def refusal(folders: list[Path]) -> str:
+    """Return the message of a start with these folders, without the folder's name."""
+    with pytest.raises(LakeError) as refused:
+        look_at_folders(folders)
+    return refused.value.message.partition(": ")[2]
+
+
+def test_refusals_of_folders_are_quoted(tmp_path: Path) -> None:
+    mine, other, engine = (tmp_path / name for name in ("mine", "other", "engine"))
+    for folder, lake in ((mine, LAKE), (other, OTHER), (engine, NO_CLUSTER)):
+        folder.mkdir()
+        make_store(LocalDisk(folder), lake)
+    assert is_quoted(refusal([mine, other]))
+    assert is_quoted(refusal([mine, engine]))
+    write_machine(mine, made(new_machine(LAKE), Protection(2, 1)))
+    with pytest.raises(LakeError) as used:
+        add_folder([mine], make_used(tmp_path / "used"))
+    assert is_quoted(used.value.message.replace(str(tmp_path / "used"), "/disk/3"))
+
+
+def make_used(folder: Path) -> Path:
+    folder.mkdir()
+    make_store(LocalDisk(folder), LAKE)
+    return folder
+
+
+def test_refusals_of_a_member_s_store_are_quoted(tmp_path: Path) -> None:
+    member, copy = tmp_path / "member", tmp_path / "copy"
+    make_used(member)
+    with pytest.raises(LakeError) as alone:
+        refuse_other_role(read_superblock(LocalDisk(member)), NO_CLUSTER)
+    assert is_quoted(alone.value.message)
+    shutil.copytree(member, copy)
+    with pytest.raises(LakeError) as copied:
+        open_store(LocalDisk(copy), SystemClock(), create=False, cluster_id=LAKE)
+    assert is_quoted(copied.value.message)
+
+
+def test_the_refusal_of_too_few_devices_is_quoted(tmp_path: Path) -> None:
+    folders = [tmp_path / str(number) for number in range(6)]
+    for folder in folders:
+        folder.mkdir()
+    with pytest.raises(LakeError) as refused:
+        check_devices(folders, Protection(4, 2), accept_loss=False)
+    assert is_quoted(f"lake: {refused.value.message}")
+
+
+def test_lines_of_the_status_are_quoted() -> None:
+    walker = {"dirty_partitions": 0}
+    for devices, machines, names in ((2, 0, 3), (2, 1, 2)):
+        losses = {"devices": devices, "machines": machines}
+        assert is_quoted(outlives({"outlives": losses, "names": {"devices": names}, "walker": walker}))
+    folder = {"folder": "/disk/3", "member": "ab", "serves": False}
+    folder["reason"] = "cannot lock lock: the file system is read-only; remount it"
+    lines = lake_lines({"reason": "", **_lake()}, [folder])
+    assert is_quoted(next(line for line in lines if line.startswith("folder"))[len("folder /disk/3") :])
+
+
+def _lake() -> dict[str, object]:
+    walker = {"healed": True, "dirty_partitions": 0, "position": 0, "last_pass": {"ended_ns": 0}}
+    return {
+        "name": "prod",
+        "id": "",
+        "protection": "4+2",
+        "ring_epoch": 1,
+        "ring_epochs": 1,
+        "members": [],
+        "gc": {"last": None},
+        "gc_generation": 1,
+        "outlives": {"devices": 2, "machines": 0},
+        "walker": walker,
+        "names": {"devices": 3, "copies": []},
+    }
+
+
+def test_what_is_logged_and_refused_while_a_lake_serves_is_quoted() -> None:
+    assert is_quoted(f"{HOLDS_NOTHING} The lake is served without it; {ADD_IT}")
+    assert is_quoted(WAITING_FOR_NAMES)
+    refused = connect_error(parse_address("tcp://10.0.0.4:9100"), ConnectionRefusedError(111, "Connection refused"))
+    assert is_quoted(names_link._unreachable(refused).message)
+    said = " ".join(_constants(Path(membership.__file__)))
+    for phrase in ("drain it, and wait until that is done", "add another one first"):
+        assert phrase in said
+        assert f"`{phrase}`" in QUOTED
+
+
+def _constants(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_commands_on_the_page_are_ones_that_there_are() -> None:
+    commands = [line.strip() for line in TEXT.splitlines() if line.startswith("    lake ")]
+    checked = 0
+    for line in commands:
+        _, name, *words = shlex.split(line, comments=True)
+        if name not in ("serve", "cluster"):
+            continue
+        command: click.Command = serve
+        if name == "cluster":
+            found = cluster.get_command(click.Context(cluster), words[0])
+            assert found is not None, line
+            command = found
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known, line
+        checked += 1
+    assert checked >= 8
