@@ -74,8 +74,8 @@ def _member(member: dict[str, Any], places: Mapping[str, str]) -> str:
 
 
 def _folder(folder: dict[str, Any]) -> str:
-    told = "its member does not serve" if folder["member"] else "no member in it"
-    return told + (f": {folder['reason']}" if folder.get("reason") else "")
+    reason = folder.get("reason")
+    return f"no member serves in it: {reason}" if reason else "no member in it"
 
 
 def _shared_devices(members: Sequence[dict[str, Any]]) -> list[str]:

@@ -41,6 +41,7 @@ START_PATIENCE_S: Final = 30.0
 """Time for which the start of a lake that was made waits for members that take long."""
 BOOT_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
 HOLDS_NOTHING: Final = "the folder holds nothing: is its disk mounted?"
+IT_STARTS: Final = "its process is starting"
 ADD_IT: Final = "to make it a new member: lake cluster add DIR"
 RECORD_PAUSE_S: Final = 0.1
 RECORD_PAUSE_S_MAX: Final = 10.0
@@ -125,7 +126,7 @@ def about_machine(plan: LakePlan, processes: MemberProcesses) -> dict[str, Any]:
                 "member": member.member_id.hex(),
                 "serves": member.is_serving,
                 "restarts": member.restarts,
-                "reason": member.reason,
+                "reason": member.reason or ("" if member.is_serving else IT_STARTS),
             }
         )
         folders.append({"folder": str(folder), **found})

@@ -84,7 +84,7 @@ def test_a_folder_without_a_member_that_serves_has_its_reason() -> None:
     ]
     told = [line for line in lake_lines(WHOLE, folders) if line.startswith("folder")]
     assert told == [
-        "folder /b                               its member does not serve: the disk failed",
+        "folder /b                               no member serves in it: the disk failed",
         "folder /c                               no member in it",
     ]
 
