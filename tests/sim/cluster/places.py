@@ -18,6 +18,8 @@ from engine.coordinator.coordinator_requests import coordinator_group
 from engine.coordinator.lake_state import NO_EPOCH, NO_GENERATION, LakeState
 from engine.coordinator.names_coordinator import NamesCoordinator, open_names_coordinator
 from engine.coordinator.records import LakeRecord, MemberRecord
+from engine.format.layouts import Table
+from engine.format.shards import shards_of
 from engine.format.sizes import StoreSizes
 from engine.head.head import Head, open_head
 from engine.head.names_link import NamesConnection
@@ -38,7 +40,7 @@ from lakefs.cluster.protection import Protection
 from lakefs.cluster.table_format import pack
 from lakefs.errors import DiskFailed, EngineUnreachable, LakeError
 from lakefs.host.buffers import BufferPool
-from lakefs.ids import MemberId
+from lakefs.ids import ChunkId, MemberId
 from lakefs.limits import GIB, MIB
 from lakefs.wire import messages as m
 from tests.sim.cluster.clients import SimClient, client_of
@@ -188,6 +190,13 @@ class MemberPlace(Place):
         else:
             self._next_disk = self.disk.crash() if power else self.disk.kill()
             self.process.kill()
+
+    def shard_count(self, chunk: ChunkId) -> int:
+        """Return how many shards of a chunk the member has; none while it is away."""
+        if self.store is None:
+            return 0
+        with self.store.metadata.view() as view:
+            return sum(1 for _ in view.scan(Table.CHUNKS, *shards_of(chunk)))
 
     def lose(self) -> None:
         """Lose the device with all that is on it; an empty one takes its place."""
