@@ -50,7 +50,7 @@ class Network:
     def __init__(self, rng: random.Random, nursery: trio.Nursery) -> None:
         self.nursery = nursery
         self.points: dict[Point, None] = {}
-        """What happens when certain messages pass (`tests.sim.cluster.stage`)."""
+        """Points of scenes: each sees every message (`tests.sim.cluster.stage`)."""
         self.late_s = 3.0
         """Most seconds that a message takes on a late way."""
         self._rng = rng

@@ -378,12 +378,7 @@ class HeadPlace(Place):
         ):
             stripes = LakeStripes(links, LakeState(coordinator), offload)
             async with open_head(
-                self._connect_names,
-                stripes,
-                links,
-                offload=offload,
-                clock=world.clock,
-                buffers=BufferPool(64 * MIB),
+                self._connect_names, stripes, links, offload=offload, clock=world.clock, buffers=BufferPool(64 * MIB)
             ) as self.head:
                 await process.serve_until_stopped()
 

@@ -7,7 +7,6 @@ from functools import partial
 
 import trio
 
-from lakefs.ids import data_chunk_id
 from lakefs.wire import messages as m
 from tests.sim.cluster.lake import until
 from tests.sim.cluster.network import Connection
@@ -83,7 +82,7 @@ async def a_put_outlives_cycles(stage: Stage) -> None:
 async def tables_change_during_a_cycle(stage: Stage) -> None:
     """A shard was stored elsewhere while its home was away; in a cycle that place becomes its home, by a new table."""
     payload = stage.payload()
-    home = stage.rng.choice(stage.homes(data_chunk_id(payload))[: stage.tables[0].protection.width])
+    home = stage.rng.choice(stage.homes(payload))
     epoch = stage.tables[0].ring_epoch
 
     async def new_table(_: Connection, __: m.Request) -> None:
@@ -91,13 +90,13 @@ async def tables_change_during_a_cycle(stage: Stage) -> None:
             await until(lambda: stage.tables[0].ring_epoch > epoch and len(stage.tables) == 1)
             await stage.clean()
 
-    async with stage.away(home):
+    async with stage.gone(home):
         await stage.put("o", payload)
         await stage.collect(OLD)
-        if stage.tables[0].ring_epoch == epoch:
-            with stage.at(PointOf(m.GcSweep, new_table, near=NAMES_HOST, is_each=True)):
-                await stage.collect()
-        await stage.read_all()
+        with stage.at(PointOf(m.GcSweep, new_table, near=NAMES_HOST, is_each=True)):
+            await stage.collect()
+        await stage.lose_for_good(home)
+    await stage.read_all()
 
 
 async def some_members_sweep(stage: Stage) -> None:
@@ -107,7 +106,7 @@ async def some_members_sweep(stage: Stage) -> None:
     await stage.put("o", *content, head=one)
     await stage.remove("o")
     await stage.collect()
-    sweeper = stage.rng.choice(stage.homes(data_chunk_id(content[0])))
+    sweeper = stage.rng.choice(stage.homes(content[0]))
 
     async def lose(connection: Connection, _: m.Request) -> None:
         if connection.far != sweeper.host:
@@ -126,7 +125,7 @@ async def a_shard_is_made_anew_during_a_put(stage: Stage) -> None:
     payload = stage.payload()
 
     async def damage() -> None:
-        place = stage.rng.choice(stage.homes(data_chunk_id(payload)))
+        place = stage.rng.choice(stage.homes(payload))
         stage.flip(place)
         await stage.check_shards(place)
         await stage.clean()
@@ -140,7 +139,7 @@ async def a_stray_is_touched(stage: Stage) -> None:
     """A shard elsewhere was copied home; before it is dropped a head that cannot reach home counts it as stored."""
     await stage.collect(stage.rng.randint(0, 3))
     payload = stage.payload()
-    home = stage.rng.choice(stage.homes(data_chunk_id(payload)))
+    home = stage.rng.choice(stage.homes(payload))
     head = stage.rng.choice(stage.heads)
     finish = trio.Event()
     offered = trio.Event()

@@ -6,18 +6,18 @@ from collections import Counter
 
 import trio
 
-from lakefs.ids import data_chunk_id
 from lakefs.wire import messages as m
 from tests.sim.cluster.liars import Lie
 from tests.sim.cluster.network import Connection
 from tests.sim.cluster.places import MemberPlace
+from tests.sim.cluster.quiet import chunks_of
 from tests.sim.cluster.stage import HELD_S, PointOf, Stage
 
 
 async def a_put_while_members_are_away(stage: Stage) -> None:
     """m members are away; when an object has been put, the one that holds most of it loses its device."""
     payload = stage.payload()
-    homes = stage.homes(data_chunk_id(payload))
+    homes = stage.homes(payload)
     parity = stage.tables[0].protection.parity
     async with stage.away(*stage.rng.sample(homes, parity), seen=True):
         await stage.put("o", payload)
@@ -49,14 +49,16 @@ async def _lose_fullest(stage: Stage, name: str, payload: bytes) -> None:
 async def a_member_lies_for_long(stage: Stage) -> None:
     """A member lies to heads for so long that no client waits for its end; objects are read again and again."""
     names = [f"o{number}" for number in range(4)]
-    payloads = [stage.payload(sizes=(900, 70_000, 140_000, 300_000)) for _ in names]
+    payloads = tuple([stage.payload(sizes=(900, 70_000, 140_000, 300_000)) for _ in names])
     for name, payload in zip(names, payloads, strict=True):
         await stage.put(name, payload)
     await stage.put("long", *payloads[:2])
     for head in stage.heads:
         await stage.restart_head(head)  # it has no memory of lengths and checksums
-    for place in stage.rng.sample(stage.lake.members, 2):
-        with stage.lying(place, stage.rng.choice((Lie.BYTES, Lie.LENGTH))):
+    manifest, _ = chunks_of(payloads[:2])[-1]
+    for lie in (Lie.BYTES, Lie.LENGTH, Lie.LONGER):
+        first = stage.place(stage.tables[0].homes(manifest)[0])
+        with stage.lying(stage.rng.choice((first, first, *stage.lake.members)), lie):
             await stage.read_all()
         await stage.healed()
 
@@ -64,7 +66,7 @@ async def a_member_lies_for_long(stage: Stage) -> None:
 async def a_put_is_slow(stage: Stage) -> None:
     """A head cannot reach a home, stores elsewhere, and is slow: a walk may pass before the shards are there."""
     payload = stage.payload()
-    home = stage.rng.choice(stage.homes(data_chunk_id(payload)))
+    home = stage.rng.choice(stage.homes(payload))
     head = stage.rng.choice(stage.heads)
 
     async def wait(_: Connection, __: m.Request) -> None:

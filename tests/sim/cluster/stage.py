@@ -14,9 +14,10 @@ from typing import Final, TypeVar
 import trio
 
 from engine.coordinator.lake_state import LakeState
+from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.table import Table
 from lakefs.errors import LakeError
-from lakefs.ids import ChunkId, MemberId, Partition, data_chunk_id
+from lakefs.ids import MemberId, Partition, data_chunk_id
 from lakefs.wire import messages as m
 from tests.sim.cluster.customers import Customer, Pool, Step
 from tests.sim.cluster.devices import Device
@@ -26,6 +27,7 @@ from tests.sim.cluster.network import Connection, Way
 from tests.sim.cluster.operating import Operator
 from tests.sim.cluster.places import MEMBER_BYTES, NAMES_HOST, HeadPlace, MemberPlace
 from tests.sim.cluster.promises import Content, Promises
+from tests.sim.cluster.quiet import Quiet
 
 T = TypeVar("T")
 SIZES: Final = (900, 5_000, 70_000, 140_000)
@@ -34,6 +36,7 @@ HEARD_S: Final = 6.0
 HELD_S: Final = 8.0
 """Requests to members are given up after 10 s."""
 WAIT_S: Final = 120.0
+FILLERS_MAX: Final = 40
 Act = Callable[[Connection, m.Request], Awaitable[None]]
 
 
@@ -79,6 +82,7 @@ class Stage:
 
     def __init__(self, lake: SimLake, promises: Promises, pool: Pool, rng: random.Random) -> None:
         self.lake = lake
+        self.quiet = Quiet(lake, promises)
         self.rng = rng
         self.heads: Sequence[HeadPlace] = lake.heads
         self._promises = promises
@@ -99,9 +103,12 @@ class Stage:
         """Return the place of a member."""
         return next(place for place in self.lake.members if place.id == member)
 
-    def homes(self, chunk: ChunkId) -> list[MemberPlace]:
-        """Return the homes of a chunk's shards."""
-        return [self.place(member) for member in self.tables[0].homes(chunk)]
+    def homes(self, payload: bytes) -> list[MemberPlace]:
+        """Return the home of each shard that a chunk has; they are others as long as no member is home of several."""
+        table = self.tables[0]
+        code = ErasureCode(table.protection.data, table.protection.parity)
+        homes = table.homes(data_chunk_id(payload))
+        return [self.place(homes[number]) for number in code.shards(len(payload))]
 
     def holders(self, payload: bytes) -> list[MemberPlace]:
         """Return the members that hold shards of a chunk, by their own records; each as often as it holds one."""
@@ -110,11 +117,12 @@ class Stage:
             found += [place] * place.shard_count(chunk)
         return found
 
-    def payload(self, *, beside: bytes = b"", sizes: Sequence[int] = SIZES) -> bytes:
-        """Return new bytes of a chunk, in the partition of another one if that is given."""
+    def payload(self, *, beside: bytes = b"", home: MemberPlace | None = None, sizes: Sequence[int] = SIZES) -> bytes:
+        """Return new bytes of a chunk: in the partition of another one, or of which a member is a home, if given."""
         while True:
             made = self.rng.randbytes(self.rng.choice(sizes))
-            if not beside or self.partition(made) == self.partition(beside):
+            is_beside = not beside or self.partition(made) == self.partition(beside)
+            if is_beside and (home is None or home in self.homes(made)):
                 return made
 
     def partition(self, payload: bytes) -> Partition:
@@ -142,9 +150,7 @@ class Stage:
             else:
                 await customer.put_in_session(name, payloads)
 
-    async def put_in_session(
-        self, name: str, content: Content, *rests: Step, head: HeadPlace | None = None
-    ) -> None:
+    async def put_in_session(self, name: str, content: Content, *rests: Step, head: HeadPlace | None = None) -> None:
         """Put an object in a session, and do something behind the offer, and behind the store."""
         async with self.client(head) as customer:
             await customer.put_in_session(name, content, rests)
@@ -181,6 +187,11 @@ class Stage:
         """Have every shard checked, until a member was."""
         await self._operator._check(place)
 
+    async def scrub(self) -> None:
+        """Let every member read what it has, and the walker make anew what is damaged."""
+        for restart in (True, False):
+            await self._operator.tell(m.RunScrub(60.0, 0, restart=restart, damaged=True), "scrub")
+
     async def drain(self, place: MemberPlace, *, head: HeadPlace | None = None) -> None:
         """Drain a member."""
         assert place.id is not None
@@ -194,14 +205,19 @@ class Stage:
         """Lose a member's device, as `Operator.lose_device`."""
         await self._operator._lose(place)
 
+    async def lose_for_good(self, place: MemberPlace) -> None:
+        """Let an operator remove a member that is away; nothing takes its place."""
+        assert place.id is not None
+        await self._operator.remove_lost(place.id)
+        self.lake.members.remove(place)
+
     def lose_soon(self, place: MemberPlace) -> None:
         """Lose a member's device now; return before an empty one has taken its place."""
         self.lake.world.network.nursery.start_soon(self.lose, place)
 
     async def healed(self) -> None:
         """Wait until the lake says that it is healed."""
-        while not await self.lake.is_healed():  # noqa: ASYNC110 - on a clock that jumps
-            await trio.sleep(1.0)
+        await self.quiet.wait_healed()
         self.lake.health.healed()
 
     async def is_clean(self) -> bool:
@@ -233,9 +249,7 @@ class Stage:
             points.pop(point, None)
 
     @contextmanager
-    def held(
-        self, kind: type[m.Request], *, near: str = "", far: str = "", answers: bool = False
-    ) -> Iterator[PointOf]:
+    def held(self, kind: type[m.Request], *, near: str = "", far: str = "", answers: bool = False) -> Iterator[PointOf]:
         """Let messages of a kind wait as long as the block lasts."""
         released = trio.Event()
 
@@ -271,6 +285,18 @@ class Stage:
             self.lake.health.end(place.name)
         await trio.sleep(HEARD_S)
 
+    @asynccontextmanager
+    async def gone(self, place: MemberPlace) -> AsyncIterator[None]:
+        """Let a member be gone for ever; the block has to tell the lake."""
+        self.lake.health.begin(place.name)
+        self.lake.health.lost.add(place.name)
+        self.lake.met["lost"] += 1
+        self.lake.log(f"{place.name} is gone")
+        place.is_wanted = False
+        place.crash(power=True)
+        yield
+        self.lake.health.end(place.name)
+
     async def restart(self, place: MemberPlace, *, power: bool = True) -> None:
         """Let a member crash and come back."""
         async with self.away(place, power=power):
@@ -293,6 +319,15 @@ class Stage:
                 network.set_way(*pair, Way.GOOD)
             self.lake.log(f"{place.name} is not cut off any more")
             self.lake.health.end(place.name)
+
+    async def fill(self, place: MemberPlace) -> None:
+        """Put objects until a member takes no more shards; its disk has to be full."""
+        for number in range(FILLERS_MAX):
+            payload = self.payload(home=place, sizes=SIZES[-1:])
+            await self.put(f"filler{number}", payload)
+            if place not in self.holders(payload):
+                return
+        raise AssertionError(f"{place.name} is full, and takes everything")
 
     @asynccontextmanager
     async def full(self, *places: MemberPlace) -> AsyncIterator[None]:
