@@ -25,7 +25,7 @@ async def a_copy_misses_writes(stage: Stage) -> None:
     names.crash(power=stage.rng.random() < 0.5)
     await until(lambda: not names.is_up)
     stage.break_names_device(device, is_broken=False)
-    await until(lambda: names.is_up and names.lives > lives)
+    await stage.wait(lambda: names.is_up and names.lives > lives, "the names serve again")
     stage.lake.health.end_elsewhere()
     await stage.read_all()
     await trio.sleep(5.0)

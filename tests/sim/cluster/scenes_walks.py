@@ -143,8 +143,8 @@ async def a_member_forgets(stage: Stage) -> None:
     for number in range(3):
         await stage.put(f"o{number}", stage.payload())
     stage.lies_about_syncs(place)
-    for number in range(3, 6):
-        await stage.put(f"o{number}", stage.payload())
+    for number in range(3, stage.rng.randint(4, 8)):
+        await stage.put(f"o{number}", stage.payload(sizes=SIZES[:2]))
     await stage.lose_power(place)
     await stage.scrub()  # payload may be lost that records name
     await stage.healed()

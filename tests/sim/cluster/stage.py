@@ -28,6 +28,7 @@ from tests.sim.cluster.operating import Operator
 from tests.sim.cluster.places import MEMBER_BYTES, NAMES_HOST, HeadPlace, MemberPlace
 from tests.sim.cluster.promises import Content, Promises
 from tests.sim.cluster.quiet import Quiet
+from tests.sim.judges.history import SimFailure
 
 T = TypeVar("T")
 SIZES: Final = (900, 5_000, 70_000, 140_000)
@@ -36,6 +37,7 @@ HEARD_S: Final = 6.0
 HELD_S: Final = 8.0
 """Requests to members are given up after 10 s."""
 WAIT_S: Final = 120.0
+OPENS_S: Final = 20.0
 FILLERS_MAX: Final = 40
 Act = Callable[[Connection, m.Request], Awaitable[None]]
 
@@ -171,6 +173,13 @@ class Stage:
             async with self.client(head) as customer:
                 for name in sorted(self._promises.keys):
                     await customer.read(name)
+
+    async def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a condition; SimFailure when it does not come true for long."""
+        with trio.move_on_after(WAIT_S) as bound:
+            await until(condition)
+        if bound.cancelled_caught:
+            raise SimFailure(f"{what}: not in {WAIT_S:g} s")
 
     def is_bound(self, name: str) -> bool:
         """Return True if an object is known to have content."""
@@ -389,10 +398,16 @@ class Stage:
     async def lose_power(self, place: MemberPlace) -> None:
         """Let the power of a member with a lying disk fail; it returns, or is replaced when it cannot be opened."""
         lives = place.lives
-        async with self.away(place, seen=True):
-            place.disk.lying_sync = 0.0
-        if place.lives > lives + 1:
-            self.lake.log(f"{place.name} was opened again and again")
+        self.lake.log(f"the power of {place.name} fails")
+        place.is_wanted = False
+        place.crash(power=True)
+        await trio.sleep(HEARD_S)
+        place.is_wanted = True
+        with trio.move_on_after(OPENS_S):
+            await until(lambda: place.is_up and place.lives > lives)
+        if not place.is_up:
+            await self.lose(place)
+        await trio.sleep(HEARD_S)
         self.lake.health.end(place.name)
 
     def break_names_device(self, name: str, *, is_broken: bool) -> None:
