@@ -28,6 +28,7 @@ from engine.fsck.keyed_check import KeyedCheck
 from engine.fsck.names_check import NamesCheck
 from engine.fsck.report import Report
 from engine.lake_upkeep.content_check import ContentCheck
+from engine.lake_upkeep.damaged_shards import note_damaged
 from engine.lake_upkeep.garbage_count import count_garbage
 from engine.lake_upkeep.member_answers import member_text, present_members, reports_of, unchecked
 from engine.lake_upkeep.stripe_check import StripeCheck
@@ -114,6 +115,9 @@ class _LakeCheck:
             for what in _COUNTED:
                 self._report.count(what, found["checked"].get(what, 0))
             self._take(member, found)
+        findings = [finding for found in reports.values() for finding in found["findings"]]
+        damaged = [finding["object"] for finding in findings if _is_of_shard(finding)]
+        await note_damaged(self._fsck._state, self._members.tables[0], damaged)
         return away
 
     def _take(self, member: MemberId, found: Mapping[str, Any]) -> None:

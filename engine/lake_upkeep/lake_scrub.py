@@ -10,20 +10,20 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from typing import Any, Final
 
 import trio
 
 from engine.coordinator.lake_state import LakeState
+from engine.lake_upkeep.damaged_shards import note_damaged
 from engine.lake_upkeep.member_answers import ask_each, member_text, present_members, report_in, unchecked
 from engine.members.ports import Members
-from lakefs.ids import ChunkId, ChunkKind, MemberId, id_text
+from lakefs.ids import MemberId, id_text
 from lakefs.wire import messages as m
 
 _SUMS: Final = ("checked_chunks", "checked_bytes", "damage_found", "quarantined_chunks", "rate_bytes_per_s")
 _SUMS_OF_LAST: Final = ("chunks", "checked_bytes", "damage_found")
-_KINDS: Final = {"c": ChunkKind.DATA, "m": ChunkKind.MANIFEST}
 _Reports = Mapping[MemberId, dict[str, Any]]
 
 
@@ -58,7 +58,8 @@ class LakeScrub:
         report |= {"done": done, "unchecked": unchecked(answers.away)}
         if request.damaged:
             report["damaged"] = [item for member, found in reports.items() for item in _damaged(member, found)]
-            await self._note_dirty(report["damaged"])
+            table = self._members.tables[0]
+            await note_damaged(self._state, table, [item["chunk"] for item in report["damaged"]])
         return report
 
     def _note_ended(self, reports: _Reports) -> None:
@@ -66,13 +67,6 @@ class LakeScrub:
         if self._ended.issuperset(reports):
             self._passes += 1
             self._ended.clear()
-
-    async def _note_dirty(self, damaged: Iterable[Mapping[str, Any]]) -> None:
-        """Have the walker look at the partitions of damaged shards."""
-        table = self._members.tables[0]
-        chunks = [chunk for item in damaged if (chunk := _chunk_of_shard(item["chunk"])) is not None]
-        if chunks:
-            await self._state.note_dirty({table.partition_of(chunk) for chunk in chunks}, table.ring_epoch)
 
 
 def _merged(reports: _Reports, ended: Set[MemberId]) -> dict[str, Any]:
@@ -100,10 +94,3 @@ def _damaged(member: MemberId, report: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a member's quarantine; a shard belongs to the member, as far as it knows."""
     name = member_text(member)
     return [{**item, "member": id_text(member), "objects": item["objects"] or [name]} for item in report.pop("damaged")]
-
-
-def _chunk_of_shard(text: str) -> ChunkId | None:
-    """Return the chunk of a shard, as reports name it; None for a whole chunk."""
-    chunk, slash, _ = text.partition("/")
-    kind, _, digest = chunk.partition(":")
-    return ChunkId(bytes((_KINDS[kind],)) + bytes.fromhex(digest)) if slash else None

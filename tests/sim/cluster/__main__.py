@@ -10,6 +10,7 @@ import traceback
 
 import structlog
 
+from tests.sim.cluster.scenes import SCENES, SceneWorld, scene_of
 from tests.sim.cluster.world import LakeWorld
 
 LOG_LINES = 150
@@ -20,31 +21,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.cluster")
     parser.add_argument("seed", type=int, nargs="?", help="run this one, and show its steps")
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "END"), default=(0, 50))
+    parser.add_argument("--scene", choices=list(SCENES), help="run this scene with that seed")
+    parser.add_argument("--scenes", type=int, nargs=2, metavar=("FIRST", "END"), help="run scenes, in turn")
     parser.add_argument("--log", action="store_true", help="show the engine's log")
     asked = parser.parse_args()
     if not asked.log:
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     if asked.seed is not None:
-        return _show(asked.seed)
-    failed = sum(not _run(seed) for seed in range(*asked.seeds))
-    say(f"{len(range(*asked.seeds))} histories, {failed} failed")
+        return _show(SceneWorld(asked.scene, asked.seed) if asked.scene else LakeWorld(asked.seed))
+    worlds = map(scene_of, range(*asked.scenes)) if asked.scenes else map(LakeWorld, range(*asked.seeds))
+    failed = sum(not _run(world) for world in worlds)
+    say(f"{len(range(*asked.scenes or asked.seeds))} histories, {failed} failed")
     return 1 if failed else 0
 
 
-def _run(seed: int) -> bool:
-    world, began = LakeWorld(seed), time.process_time()
+def _run(world: LakeWorld) -> bool:
+    began = time.process_time()
     try:
         world.run()
     except Exception as error:  # noqa: BLE001 - whatever went wrong is the seed's finding
         say(failure_of(world, error))
         return False
-    say(f"{time.process_time() - began:.2f} s {world.history}")
+    say(f"{time.process_time() - began:.2f} s {world.name}: {world.history}")
     return True
 
 
-def _show(seed: int) -> int:
+def _show(world: LakeWorld) -> int:
     """Run one history, and show its steps."""
-    world = LakeWorld(seed)
     try:
         world.run()
     except Exception as error:  # noqa: BLE001 - whatever went wrong is the seed's finding
@@ -58,7 +61,7 @@ def _show(seed: int) -> int:
 
 def failure_of(world: LakeWorld, error: Exception) -> str:
     """Return a failure in short, with the line that repeats it and shows the steps."""
-    return f"FAILED {type(error).__name__}: {error}"[:1500] + f"\n  again: python -m tests.sim.cluster {world.seed}"
+    return f"FAILED {type(error).__name__}: {error}"[:1500] + f"\n  again: python -m tests.sim.cluster {world.name}"
 
 
 def say(line: str) -> None:

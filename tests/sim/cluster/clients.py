@@ -45,6 +45,11 @@ class SimClient:
         self.offers = Offers(0, by_memory=False)
         self._engine = engine
 
+    @property
+    def lost(self) -> EngineUnreachable | None:
+        """See `NamesClient`."""
+        return self.connection.lost_for()
+
     def is_connected(self) -> bool:
         """See `ConnectedClient`."""
         return not self.connection.lost.is_set()
@@ -57,6 +62,10 @@ class SimClient:
         """Wait until the connection is lost."""
         await self.connection.lost.wait()
 
+    async def wait_idle(self) -> None:
+        """Return at once: it is asked when the connection is lost."""
+        await trio.lowlevel.checkpoint()
+
     async def call(
         self,
         request: m.Request,
@@ -67,6 +76,7 @@ class SimClient:
     ) -> Reply:
         """See `EngineClient.call`; payload is copied both ways, as by a socket."""
         sent = [bytes(part) for part in body]
+        await self.connection.passes(request)
 
         async def served() -> Reply:
             reply = await self._engine.call(request, sent)
@@ -75,6 +85,7 @@ class SimClient:
             return Reply(reply.message, Body(payload))
 
         reply = await self.connection.ask(served)
+        await self.connection.passes(request, is_answer=True)
         return _into(reply, into) if into else reply
 
     def watch(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 import trio
@@ -180,13 +181,17 @@ class Customer:
         """Put an object of one chunk."""
         name, payload = self._own(), self._pool.take()
         if name is not None:
-            request = m.PutObjects([len(payload)], [change(name)])
+            await self.put_object(name, payload)
 
-            async def call(client: SimClient) -> bool:
-                good(await ask(client, request, m.NameResults, payload))
-                return True
+    async def put_object(self, name: str, payload: bytes) -> None:
+        """Put an object of one chunk."""
+        request = m.PutObjects([len(payload)], [change(name)])
 
-            await self._write(name, (payload,), "put", call)
+        async def call(client: SimClient) -> bool:
+            good(await ask(client, request, m.NameResults, payload))
+            return True
+
+        await self._write(name, (payload,), "put", call)
 
     async def put_blob(self) -> None:
         """Put an object of several chunks in a session, each offered first."""
@@ -195,9 +200,14 @@ class Customer:
             return
         content = tuple(self._pool.take() for _ in range(self._rng.randint(1, 4)))
         pauses = [self._rng.choice((0.0, 1.0, 10.0)) for _ in range(2)]
+        await self.put_in_session(name, content, [partial(trio.sleep, pause_s) for pause_s in pauses])
+
+    async def put_in_session(self, name: str, content: Content, rests: Sequence[Step] = ()) -> None:
+        """Put an object in a session; `rests`: awaited behind the offer, and behind the store."""
+        left = [*rests]
 
         async def call(client: SimClient) -> bool:
-            taken, pauses[:] = [*pauses], [0.0, 0.0]  # who begins anew is in a hurry
+            taken, left[:] = [*left], []  # who begins anew is in a hurry
             await store_in_session(client, name, content, taken)
             return True
 
@@ -207,7 +217,11 @@ class Customer:
         """Remove an object."""
         name = self._own()
         if name is not None:
-            await self._write(name, None, "remove", lambda client: _delete(client, name))
+            await self.remove_object(name)
+
+    async def remove_object(self, name: str) -> None:
+        """Remove an object."""
+        await self._write(name, None, "remove", lambda client: _delete(client, name))
 
     async def rename(self) -> None:
         """Rename an object."""
@@ -219,8 +233,11 @@ class Customer:
 
     async def _move(self, what: str, *, removes: bool) -> None:
         source, target = self._own(), self._own()
-        if source is None or target is None or source == target:
-            return
+        if source is not None and target is not None and source != target:
+            await self.move_object(what, source, target, removes=removes)
+
+    async def move_object(self, what: str, source: str, target: str, *, removes: bool) -> None:
+        """Rename an object, or copy it."""
         here, there = self._promises.key(source), self._promises.key(target)
         if len(here.may_be) > 1 or here.may_be == [None]:
             return
@@ -316,8 +333,8 @@ class Customer:
         return SimOffload(random.Random(self._rng.getrandbits(32)), slowest_s=0.0)
 
 
-async def store_in_session(client: SimClient, name: str, content: Content, pauses: Sequence[float]) -> None:
-    """Store a blob: offer, store what is absent, with pauses, and commit."""
+async def store_in_session(client: SimClient, name: str, content: Content, rests: Sequence[Step]) -> None:
+    """Store a blob: offer, store what is absent, and commit; rests are between."""
     chunks = [data_chunk_id(payload) for payload in content]
     tree = build(CutKind.PARTS, list(zip(chunks, map(len, content), strict=True)))
     session = (await ask(client, m.SessionOpen(), m.SessionOpened)).session
@@ -325,12 +342,14 @@ async def store_in_session(client: SimClient, name: str, content: Content, pause
         parts: list[tuple[int, ChunkId, bytes]] = [(1, c, p) for c, p in zip(chunks, content, strict=True)]
         parts += [(2, chunk, bytes(payload)) for chunk, payload in tree.manifests]
         present = (await ask(client, m.Offer(session, [chunk for _, chunk, _ in parts]), m.Offered)).present
-        await trio.sleep(pauses[0])
+        for rest in rests[:1]:
+            await rest()
         missing = [part for part, is_there in zip(parts, present, strict=True) if not is_there]
         if missing:
             request = m.StoreChunks(session, [kind for kind, _, _ in missing], [len(p) for _, _, p in missing])
             await ask(client, request, m.Stored, *[payload for _, _, payload in missing])
-        await trio.sleep(pauses[1])
+        for rest in rests[1:]:
+            await rest()
         commit = m.Commit(session, [change(name, tree.blob)], end_session=True)
         good(await ask(client, commit, m.NameResults))
     finally:

@@ -1,4 +1,4 @@
-"""Members that lie to heads: other bytes, with checksums that fit them; or another length of a chunk."""
+"""Members that lie to heads: other bytes, with checksums that fit them; another length of a chunk; or both."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class Lie(Enum):
     NONE = auto()
     BYTES = auto()
     LENGTH = auto()
+    LONGER = auto()
+    """A byte more, and a length of the chunk that fits it."""
 
 
 class MayLie(Protocol):
@@ -50,6 +52,8 @@ class LyingClient:
         message = reply.message
         if self._member.lies is Lie.BYTES and isinstance(message, m.ReadChunksReply):
             return _with_other_bytes(message, reply.body)
+        if self._member.lies is Lie.LONGER and isinstance(message, m.ReadChunksReply):
+            return _with_more_bytes(message, reply.body)
         if isinstance(message, m.ReadChunksReply | m.ShardsOffered) and self._member.lies is Lie.LENGTH:
             said = [length and length + 1 for length in message.chunk_lengths]
             return Reply(msgspec.structs.replace(message, chunk_lengths=said), reply.body)
@@ -67,3 +71,20 @@ def _with_other_bytes(message: m.ReadChunksReply, body: Body) -> Reply:
         pieces.append(msgspec.structs.replace(piece, crcs=granule_crcs(part)))
         at += piece.length
     return Reply(msgspec.structs.replace(message, pieces=pieces), Body([payload] if payload else []))
+
+
+def _with_more_bytes(message: m.ReadChunksReply, body: Body) -> Reply:
+    payload, sent = memoryview(body.joined()), bytearray()
+    pieces, lengths, at = [], [], 0
+    for piece, length in zip(message.pieces, message.chunk_lengths, strict=True):
+        part = bytearray(payload[at : at + piece.length])
+        at += piece.length
+        is_all = len(part) == length
+        if is_all:
+            part.append(0x55)
+            piece = msgspec.structs.replace(piece, length=len(part), crcs=granule_crcs(part))
+        pieces.append(piece)
+        lengths.append(length + is_all)
+        sent += part
+    said = msgspec.structs.replace(message, pieces=pieces, chunk_lengths=lengths)
+    return Reply(said, Body([sent] if sent else []))

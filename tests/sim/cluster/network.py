@@ -10,12 +10,13 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from enum import Enum, auto
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import trio
 
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.limits import MEMBER_SILENCE_S
+from lakefs.wire.messages import Request
 from tests.sim.cluster.process import Outcome, SimProcess
 from tests.sim.world.sim_time import pause
 
@@ -35,11 +36,21 @@ class Way(Enum):
 CLOSED = (Way.SILENT, Way.CUT)
 
 
+class Point(Protocol):
+    """A point of histories: a kind of message."""
+
+    async def met(self, connection: Connection, request: Request, *, is_answer: bool) -> None:
+        """Return when the message may go on: a request that is about to be sent, or the answer that has come."""
+        ...
+
+
 class Network:
     """All ways between hosts.  `nursery` holds what is under way."""
 
     def __init__(self, rng: random.Random, nursery: trio.Nursery) -> None:
         self.nursery = nursery
+        self.points: dict[Point, None] = {}
+        """Points of scenes: each sees every message (`tests.sim.cluster.stage`)."""
         self.late_s = 3.0
         """Most seconds that a message takes on a late way."""
         self._rng = rng
@@ -140,6 +151,15 @@ class Connection:
     async def _lose_later(self) -> None:
         await trio.sleep(MEMBER_SILENCE_S)
         self.lose("the other end is silent")
+
+    async def passes(self, request: Request, *, is_answer: bool = False) -> None:
+        """Let what waits for such a message happen, at its sender, or at the receiver of its answer."""
+        for point in [*self._network.points]:
+            await point.met(self, request, is_answer=is_answer)
+
+    def lost_for(self) -> EngineUnreachable | None:
+        """Return the reason why it is lost; None while it is not."""
+        return EngineUnreachable(self._reason) if self.lost.is_set() else None
 
     def check(self) -> None:
         """Raise EngineUnreachable if it is lost."""

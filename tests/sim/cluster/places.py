@@ -14,9 +14,12 @@ from functools import partial
 
 import trio
 
+from engine.coordinator.coordinator_requests import coordinator_group
 from engine.coordinator.lake_state import NO_EPOCH, NO_GENERATION, LakeState
 from engine.coordinator.names_coordinator import NamesCoordinator, open_names_coordinator
 from engine.coordinator.records import LakeRecord, MemberRecord
+from engine.format.layouts import Table
+from engine.format.shards import shards_of
 from engine.format.sizes import StoreSizes
 from engine.head.head import Head, open_head
 from engine.head.names_link import NamesConnection
@@ -37,12 +40,12 @@ from lakefs.cluster.protection import Protection
 from lakefs.cluster.table_format import pack
 from lakefs.errors import DiskFailed, EngineUnreachable, LakeError
 from lakefs.host.buffers import BufferPool
-from lakefs.ids import MemberId
+from lakefs.ids import ChunkId, MemberId
 from lakefs.limits import GIB, MIB
 from lakefs.wire import messages as m
 from tests.sim.cluster.clients import SimClient, client_of
 from tests.sim.cluster.devices import Device, new_device
-from tests.sim.cluster.far_coordinator import FarCoordinator
+from tests.sim.cluster.far_coordinator import far_coordinator
 from tests.sim.cluster.liars import Lie, LyingClient
 from tests.sim.cluster.network import Network
 from tests.sim.cluster.process import SimProcess
@@ -188,6 +191,13 @@ class MemberPlace(Place):
             self._next_disk = self.disk.crash() if power else self.disk.kill()
             self.process.kill()
 
+    def shard_count(self, chunk: ChunkId) -> int:
+        """Return how many shards of a chunk the member has; none while it is away."""
+        if self.store is None:
+            return 0
+        with self.store.metadata.view() as view:
+            return sum(1 for _ in view.scan(Table.CHUNKS, *shards_of(chunk)))
+
     def lose(self) -> None:
         """Lose the device with all that is on it; an empty one takes its place."""
         if self.process is not None and not self.process.ended.is_set():
@@ -253,7 +263,13 @@ class NamesPlace(Place):
                     stripes = LakeStripes(links, state, offload)
                     upkeep = LakeUpkeep(self.coordinator, links, stripes, store, gate, joined, offload, world.settings)
                     self.upkeep = upkeep
-                    self.service = NamesService(store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
+                    self.service = NamesService(
+                        store,
+                        gate=gate,
+                        upkeep=upkeep.requests,
+                        more_status=upkeep.status,
+                        coordinator=coordinator_group(self.coordinator),
+                    )
                     nursery.start_soon(upkeep.run)
                     nursery.start_soon(self._register, state)
                     await process.serve_until_stopped()
@@ -355,22 +371,16 @@ class HeadPlace(Place):
     async def live(self, process: SimProcess) -> None:
         """Reach names and members, and serve."""
         world, names, offload = self.world, self.names, self.offload()
-        coordinator = FarCoordinator(world.network, self.host, names)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(coordinator.keep)
-            connect = connecting(world.network, self.host, names.members)
-            async with open_member_links(coordinator, connect) as links:
-                stripes = LakeStripes(links, LakeState(coordinator), offload)
-                async with open_head(
-                    self._connect_names,
-                    stripes,
-                    links,
-                    offload=offload,
-                    clock=world.clock,
-                    buffers=BufferPool(64 * MIB),
-                ) as self.head:
-                    await process.serve_until_stopped()
-            nursery.cancel_scope.cancel()
+        connect = connecting(world.network, self.host, names.members)
+        async with (
+            far_coordinator(world.network, self.host, names, LAKE) as coordinator,
+            open_member_links(coordinator, connect) as links,
+        ):
+            stripes = LakeStripes(links, LakeState(coordinator), offload)
+            async with open_head(
+                self._connect_names, stripes, links, offload=offload, clock=world.clock, buffers=BufferPool(64 * MIB)
+            ) as self.head:
+                await process.serve_until_stopped()
 
     @asynccontextmanager
     async def _connect_names(self) -> AsyncIterator[NamesConnection]:

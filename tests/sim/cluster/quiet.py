@@ -49,6 +49,7 @@ class Quiet:
         await self.wait_healed()
         lake.health.was_hurt.clear()
         lake.log("healed")
+        await self.check_spaces()  # members learn of removed ones, if they were away then
         await self.collect()
         await self.wait_healed()
         await self.check_spaces()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.cluster.planted import WEAKENED, Weakening, seeds_to_notice
+from tests.sim.cluster.planted import WEAKENED
+from tests.sim.cluster.weakening import Weakening, seeds_to_notice
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

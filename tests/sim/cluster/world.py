@@ -79,6 +79,12 @@ class LakeWorld:
             ]
         )
         self._is_rough = self._rng.random() < 0.3
+        self._look_every_s = self._rng.choice((2.0, 1000.0))
+
+    @property
+    def name(self) -> str:
+        """The arguments that run it again."""
+        return str(self.seed)
 
     def run(self) -> History:
         """Live the history; raise SimFailure when the lake broke a promise."""
@@ -106,7 +112,7 @@ class LakeWorld:
                 ("lakefs.cluster.table_format.PARTITION_BITS", BITS),
                 ("engine.walker.walker_pass.PARTITION_BITS", BITS),
                 ("engine.lake_upkeep.named_chunks._BUCKET_BITS", BITS),
-                ("engine.head.session_renewal.LOOK_EVERY_S", self._rng.choice((2.0, 1000.0))),
+                ("engine.head.session_renewal.LOOK_EVERY_S", self._look_every_s),
             ):
                 stack.enter_context(mock.patch(target, instead))
             yield
@@ -163,6 +169,13 @@ class LakeWorld:
         await until(lambda: lake.is_all_up)
         self._log(f"{self._protection}, {self._member_count} members, {'rough' if self._is_rough else 'gentle'}")
         promises, pool = Promises(), Pool(self._new_random())
+        await self._busy(lake, promises, pool)
+        self._log("quiet")
+        reader = Customer("reader", self._new_random(), promises, pool, lake.health, self._log, is_reader=True)
+        await Quiet(lake, promises).end(reader)
+
+    async def _busy(self, lake: SimLake, promises: Promises, pool: Pool) -> None:
+        """Let clients work, and things happen."""
         customers = [
             Customer(f"c{number}", self._new_random(), promises, pool, lake.health, self._log)
             for number in range(CUSTOMERS)
@@ -177,9 +190,6 @@ class LakeWorld:
         self.history.met["operations"] = sum(customer.operations for customer in customers)
         self.history.met["failures"] = sum(customer.failures for customer in customers)
         self.history.met["keyed operations"], self.history.met["keyed hits"] = keyed.operations, keyed.hits
-        self._log("quiet")
-        reader = Customer("reader", self._new_random(), promises, pool, lake.health, self._log, is_reader=True)
-        await Quiet(lake, promises).end(reader)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

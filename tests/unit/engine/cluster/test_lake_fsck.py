@@ -201,6 +201,24 @@ def test_records_of_spaces_are_checked_where_the_names_are() -> None:
     kept(body)
 
 
+def test_a_damaged_shard_of_a_put_in_progress_is_made_anew() -> None:
+    """No name refers to its chunk yet; one that is bound later was answered before the damage."""
+
+    async def body(one: Kept) -> None:
+        await one.put("name", LARGE)
+        chunk = data_chunk_id(LARGE)
+        member = (await one.holders(chunk))[1]
+        await spoil(one, member, chunk)
+        await delete(one.client, "name")
+        assert "shard-damaged" in codes(await one.fsck(full=True))
+        assert await one.rig.dirty() == {one.rig.table.partition_of(chunk)}
+        while await one.upkeep.walks.step() and await one.rig.dirty():
+            pass
+        assert len(one.rig.stores[member].quarantine) == 0
+
+    kept(body)
+
+
 async def spoil(one: Kept, member: MemberId, chunk: bytes) -> None:
     """Flip a bit of a member's shard on its medium."""
     opened = one.rig.stores[member]
