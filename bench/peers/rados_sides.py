@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from bench.harness.cpu import cpu_s, process_tree
 from bench.harness.machines import LakeMachine
@@ -36,6 +36,8 @@ SETTLED_CPU_S: Final = 0.1
 """CPU in a second of a side that nobody asks and that has nothing left to do."""
 LAKE: Final = "lake"
 RADOS: Final = "RADOS"
+
+T = TypeVar("T", bound="LakeSide")
 
 
 class Side(ABC):
@@ -230,11 +232,11 @@ class RadosSide(Side):
 
 
 @contextmanager
-def lake_side(folder: Path) -> Iterator[Side]:
+def lake_side(folder: Path, kind: type[T] = LakeSide) -> Iterator[T]:
     """Context manager: a new lake of six members, that has nothing left to do."""
     served = LakeMachine(folder / "lake", "127.0.0.1", 6, "--protect=4+2", "--accept-loss")
     with served:
-        side = LakeSide(served)
+        side = kind(served)
         try:
             side.wait_whole()
             wait_settled(side)
