@@ -65,13 +65,15 @@ class LakeStatus:
         self._counts: dict[MemberId, int] = {}
         self._counted = NO_EPOCH
         """The ring epoch whose places were counted."""
+        self._outlived: tuple[tuple[object, ...], dict[str, int]] = (), {}
+        """Outlived losses, behind all that they depend on."""
 
     async def read(self) -> dict[str, Any]:
         """Return `lake`, and `disk`: the room for content, parity not counted."""
         try:
             records = await present_members(self._state)
             lake = await self._state.lake()
-            dirty = len(await self._state.dirty())
+            dirty = self._walks.many_dirty or len(await self._state.dirty())
         except LakeError as error:
             return {"lake": {"name": self._name, "reason": f"the coordinator cannot be asked: {error.message}"}}
         async with self._asking:
@@ -145,11 +147,15 @@ class LakeStatus:
         table = self._members.tables[0]
         away = {member.id for member in table.members if not self._is_up(member.id)}
         devices = {record.member: " ".join(record.domains[:2]) for record in records if any(record.domains[:1])}
-        by_device = [replace(member, machine=devices.get(member.id, member.id.hex())) for member in table.members]
-        return {
-            "devices": losses_outlived(replace(table, members=tuple(by_device)), Level.MACHINE, away),
-            "machines": losses_outlived(table, Level.MACHINE, away),
-        }
+        known = table.ring_epoch, away, devices
+        if self._outlived[0] != known:
+            by_device = [replace(member, machine=devices.get(member.id, member.id.hex())) for member in table.members]
+            found = {
+                "devices": losses_outlived(replace(table, members=tuple(by_device)), Level.MACHINE, away),
+                "machines": losses_outlived(table, Level.MACHINE, away),
+            }
+            self._outlived = known, found
+        return self._outlived[1]
 
     def _room(self, share: float) -> dict[str, int]:
         """Return free and total bytes of the members that answered, as far as they are for content."""
