@@ -21,7 +21,7 @@ from bench.harness.content import payload
 from bench.harness.cpu import cpu_s
 from bench.harness.machine import machine
 from bench.harness.process import ROOT
-from bench.peers.rados_sides import IN_FLIGHT, LONG, LOST, MIDDLE, SHORT, LakeSide, lake_side, wait_settled
+from bench.peers.rados_sides import IN_FLIGHT, LONG, LOST, MIDDLE, SHORT, LakeSide, lake_as, wait_settled
 
 OUT: Final = ROOT / "bench" / "out"
 REPLACED_AFTER_S: Final = 2.0
@@ -35,11 +35,11 @@ class Scale(NamedTuple):
     """Objects of one length that a lake has when it loses a member."""
 
     size: int
-    count: int
+    objects: int
 
     def lost_bytes(self) -> float:
         """Return what one of six members has, about."""
-        return SHARDS[self.size] * self.count * KEPT_BY[self.size] / 6
+        return SHARDS[self.size] * self.objects * KEPT_BY[self.size] / 6
 
 
 class Figures(NamedTuple):
@@ -87,9 +87,9 @@ class Side(LakeSide):
 
 def measure(scale: Scale, rounds: int) -> list[Figures]:
     """Measure so many losses of a lake with these objects."""
-    with tempfile.TemporaryDirectory(dir=OUT, prefix="rebuild-") as name, lake_side(Path(name), Side) as side:
-        for begin in range(0, scale.count, 64):
-            count = min(64, scale.count - begin)
+    with tempfile.TemporaryDirectory(dir=OUT, prefix="rebuild-") as name, lake_as(Side, Path(name)) as side:
+        for begin in range(0, scale.objects, 64):
+            count = min(64, scale.objects - begin)
             side.put_all([payload(scale.size) for _ in range(count)], IN_FLIGHT[scale.size])
         found = []
         for _ in range(rounds):
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.only or SCALES:
         scale = SCALES[name]
         if options.count:
-            scale = scale._replace(count=options.count)
+            scale = scale._replace(objects=options.count)
         print(row(name, scale, measure(scale, options.rounds)), flush=True)
     return 0
 

@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -232,8 +233,8 @@ class RadosSide(Side):
 
 
 @contextmanager
-def lake_side(folder: Path, kind: type[T] = LakeSide) -> Iterator[T]:
-    """Context manager: a new lake of six members, that has nothing left to do."""
+def lake_as(kind: Callable[[LakeMachine], T], folder: Path) -> Iterator[T]:
+    """Context manager: a new lake of six members, that has nothing left to do, as this kind of side."""
     served = LakeMachine(folder / "lake", "127.0.0.1", 6, "--protect=4+2", "--accept-loss")
     with served:
         side = kind(served)
@@ -243,6 +244,9 @@ def lake_side(folder: Path, kind: type[T] = LakeSide) -> Iterator[T]:
             yield side
         finally:
             side.close()
+
+
+lake_side: Final = partial(lake_as, LakeSide)
 
 
 @contextmanager

@@ -5,7 +5,8 @@ lists of all members that may have shards of the partitions are merged and compa
 decoded from the others, what lies elsewhere is moved.
 
 Partitions that are walked together are one list of each member: so empty ones cost nothing, and those with a few
-chunks share pages.
+chunks share pages.  Their stripes that are not whole are repaired in common batches, so each member is asked once for
+what it has of many.
 
 Rules kept here:
 - Before a member is listed, it has said this walk's ring epoch.  So a walk of an older table, wherever it is still
