@@ -12,8 +12,7 @@ import trio
 from engine.coordinator.lake_state import Dirty
 from engine.coordinator.records import MemberRecord, MemberState, WalkRecord
 from engine.walker import walker_pass
-from engine.walker.membership import REPLACED_WITHIN_S, Membership, changed_partitions
-from engine.walker.walker import homes_of
+from engine.walker.membership import Membership, changed_partitions
 from engine.walker.walker_pace import Pace
 from engine.walker.walker_pass import PassSettings, WalkerPass, partitions_of
 from lakefs.cluster import placing, table_format
@@ -385,42 +384,6 @@ def test_a_member_that_is_lost_is_replaced_by_a_new_one() -> None:
         assert one.walks.is_healed
         assert one.walks.totals.rebuilt > 0
         await made.check()
-
-    running(scenario)
-
-
-def test_a_new_member_gets_the_places_of_a_removed_one_at_once_and_nothing_is_moved() -> None:
-    async def scenario(one: Running) -> None:
-        made = one.made
-        await made.write(*SIZES, *SIZES)
-        before = made.tables[0]
-        await made.stop(member_id(4))
-        await one.membership.remove(member_id(4), accept_loss=True)
-        assert await one.membership.advance() is None
-        assert (one.membership.is_waiting, len(made.tables)) == (True, 1)
-        await trio.sleep(REPLACED_WITHIN_S / 2)
-        await made.start(member_id(6))
-        await one.register(6)
-        assert await one.membership.advance() == before.ring_epoch + 1
-        assert not one.membership.is_waiting
-        await one.turn()
-        for partition in PARTITIONS:
-            expected = [member_id(6) if home == member_id(4) else home for home in homes_of(before, partition)]
-            assert list(homes_of(made.tables[0], partition)) == expected
-        assert one.walks.totals.moved == 0
-        await made.check()
-
-    running(scenario)
-
-
-def test_a_removed_member_that_nobody_replaces_is_not_waited_for_any_longer() -> None:
-    async def scenario(one: Running) -> None:
-        await one.made.stop(member_id(4))
-        await one.membership.remove(member_id(4), accept_loss=True)
-        assert await one.membership.advance() is None
-        await trio.sleep(REPLACED_WITHIN_S)
-        assert await one.membership.advance() == 2
-        assert not one.membership.is_waiting
 
     running(scenario)
 
