@@ -4,7 +4,8 @@ Rules kept here:
 - It is read for each status, but members are asked anew only after MEMBERS_AGE_S: mounts ask it for `df`.
 - *Outlives* counts the members that did not answer as lost, and speaks of stripes whose shards are at home: the
   walker's dirty partitions are said beside it.
-- *Healed* is said only by a walk that left no stripe, with no partition noted since (`engine.walker.walker_pass`).
+- *Healed* is said only by a walk that left no stripe, with no partition noted since (`engine.walker.walker_pass`), and
+  not while a removed member has its places yet.
 - A coordinator that cannot be asked is a reason in the report, never an error of the status.
 """
 
@@ -89,7 +90,7 @@ class LakeStatus:
             "gc_generation": self._members.generation,
             "members": [self._member(record) for record in records],
             "outlives": self._outlives(records),
-            "walker": self._walker(dirty),
+            "walker": self._walker(dirty, records),
             "gc": {"running": self._gc.running, "last_ended_ns": self._gc.last_ended_ns, "last": self._last_gc()},
             "names": self._names_state(),
         }
@@ -167,10 +168,12 @@ class LakeStatus:
 
     # --- walker, gc, names -------------------------------------------------------------------------
 
-    def _walker(self, dirty: int) -> dict[str, Any]:
+    def _walker(self, dirty: int, records: Iterable[MemberRecord]) -> dict[str, Any]:
         """Return the walker's state, with the partitions that are noted now."""
         found = self._walks.status()
-        return {**found, "healed": bool(found["healed"]) and not dirty, "dirty_partitions": dirty}
+        placed = {member.id for member in self._members.tables[0].members}
+        is_whole = not dirty and placed <= {record.member for record in records}
+        return {**found, "healed": bool(found["healed"]) and is_whole, "dirty_partitions": dirty}
 
     def _last_gc(self) -> dict[str, Any] | None:
         return None if self._gc.last is None else gc_report(asdict(self._gc.last))
