@@ -10,8 +10,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from bench.harness.cpu import cpu_s, process_tree
 from bench.harness.machines import LakeMachine
@@ -36,6 +37,8 @@ SETTLED_CPU_S: Final = 0.1
 """CPU in a second of a side that nobody asks and that has nothing left to do."""
 LAKE: Final = "lake"
 RADOS: Final = "RADOS"
+
+T = TypeVar("T", bound="LakeSide")
 
 
 class Side(ABC):
@@ -230,17 +233,20 @@ class RadosSide(Side):
 
 
 @contextmanager
-def lake_side(folder: Path) -> Iterator[Side]:
-    """Context manager: a new lake of six members, that has nothing left to do."""
+def lake_as(kind: Callable[[LakeMachine], T], folder: Path) -> Iterator[T]:
+    """Context manager: a new lake of six members, that has nothing left to do, as this kind of side."""
     served = LakeMachine(folder / "lake", "127.0.0.1", 6, "--protect=4+2", "--accept-loss")
     with served:
-        side = LakeSide(served)
+        side = kind(served)
         try:
             side.wait_whole()
             wait_settled(side)
             yield side
         finally:
             side.close()
+
+
+lake_side: Final = partial(lake_as, LakeSide)
 
 
 @contextmanager

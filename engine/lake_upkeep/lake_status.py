@@ -4,7 +4,8 @@ Rules kept here:
 - It is read for each status, but members are asked anew only after MEMBERS_AGE_S: mounts ask it for `df`.
 - *Outlives* counts the members that did not answer as lost, and speaks of stripes whose shards are at home: the
   walker's dirty partitions are said beside it.
-- *Healed* is said only by a walk that left no stripe, with no partition noted since (`engine.walker.walker_pass`).
+- *Healed* is said only by a walk that left no stripe, with no partition noted since (`engine.walker.walker_pass`), and
+  not while a removed member has its places yet.
 - A coordinator that cannot be asked is a reason in the report, never an error of the status.
 """
 
@@ -65,13 +66,15 @@ class LakeStatus:
         self._counts: dict[MemberId, int] = {}
         self._counted = NO_EPOCH
         """The ring epoch whose places were counted."""
+        self._outlived: tuple[tuple[object, ...], dict[str, int]] = (), {}
+        """Outlived losses, behind all that they depend on."""
 
     async def read(self) -> dict[str, Any]:
         """Return `lake`, and `disk`: the room for content, parity not counted."""
         try:
             known = await self._state.members()
             lake = await self._state.lake()
-            dirty = len(await self._state.dirty())
+            dirty = self._walks.many_dirty or len(await self._state.dirty())
         except LakeError as error:
             return {"lake": {"name": self._name, "reason": f"the coordinator cannot be asked: {error.message}"}}
         records = [record for record in known if record.state is not MemberState.REMOVED]
@@ -89,7 +92,7 @@ class LakeStatus:
             "members": [self._member(record, devices.get(record.member, "")) for record in records],
             "removed": [id_text(record.member) for record in known if record.state is MemberState.REMOVED],
             "outlives": self._outlives(records),
-            "walker": self._walker(dirty),
+            "walker": self._walker(dirty, records),
             "gc": {"running": self._gc.running, "last_ended_ns": self._gc.last_ended_ns, "last": self._last_gc()},
             "names": self._names_state(),
         }
@@ -148,13 +151,15 @@ class LakeStatus:
         table = self._members.tables[0]
         away = {member.id for member in table.members if not self._is_up(member.id)}
         devices = shared_devices(records)
-        by_device = tuple(
-            [replace(member, machine=devices.get(member.id, member.id.hex())) for member in table.members]
-        )
-        return {
-            "devices": losses_outlived(replace(table, members=by_device), Level.MACHINE, away),
-            "machines": losses_outlived(table, Level.MACHINE, away),
-        }
+        known = table.ring_epoch, away, devices
+        if self._outlived[0] != known:
+            by_device = [replace(member, machine=devices.get(member.id, member.id.hex())) for member in table.members]
+            found = {
+                "devices": losses_outlived(replace(table, members=tuple(by_device)), Level.MACHINE, away),
+                "machines": losses_outlived(table, Level.MACHINE, away),
+            }
+            self._outlived = known, found
+        return self._outlived[1]
 
     def _room(self, share: float) -> dict[str, int]:
         """Return free and total bytes of the members that answered, as far as they are for content."""
@@ -166,10 +171,12 @@ class LakeStatus:
 
     # --- walker, gc, names -------------------------------------------------------------------------
 
-    def _walker(self, dirty: int) -> dict[str, Any]:
+    def _walker(self, dirty: int, records: Iterable[MemberRecord]) -> dict[str, Any]:
         """Return the walker's state, with the partitions that are noted now."""
         found = self._walks.status()
-        return {**found, "healed": bool(found["healed"]) and not dirty, "dirty_partitions": dirty}
+        placed = {member.id for member in self._members.tables[0].members}
+        is_whole = not dirty and placed <= {record.member for record in records}
+        return {**found, "healed": bool(found["healed"]) and is_whole, "dirty_partitions": dirty}
 
     def _last_gc(self) -> dict[str, Any] | None:
         return None if self._gc.last is None else gc_report(asdict(self._gc.last))

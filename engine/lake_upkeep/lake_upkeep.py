@@ -162,7 +162,8 @@ class LakeUpkeep:
                     self._changed = trio.Event()
                     await self._tried(self._follow_members)
                     await trio.sleep(STEP_PAUSE_S)
-                    is_moving = len(self._members.tables) > 1  # and the walker's progress changes no record
+                    # the walker's progress changes no record, and neither does time
+                    is_moving = len(self._members.tables) > 1 or self.membership.is_waiting
                     with trio.move_on_at(trio.current_time() + STEP_PAUSE_S if is_moving else next_look):
                         await self._changed.wait()
         finally:

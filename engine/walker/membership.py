@@ -15,6 +15,8 @@ Rules kept here:
   these partitions itself, after it has seen that the epoch is the newest: so a process that ended between an epoch and
   its notes hides nothing.
 - A member is removed only when it holds nothing and no table names it, or by `accept_loss`.
+- A member that was removed with places is waited for to be replaced, at most `REPLACED_WITHIN_S`: the new one then gets
+  these places at once, and nothing is made anew elsewhere first, to be moved again.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ from lakefs.wire import messages as m
 
 EPOCHS_MAX: Final = 4
 """Tables that are not retired: readers ask the homes of each."""
+REPLACED_WITHIN_S: Final = 15.0
+"""A folder that was added is found within 5 s, and its member serves 1 to 3 s later."""
 _READ_AT_ONCE: Final = 128
 """Partitions whose notes are read at once; a power of two, as their number is."""
 _LOOKED_AT: Final = 64
@@ -80,6 +84,10 @@ class Membership:
         self._silent_since: dict[MemberId, float] = {}
         self._noted: RingEpoch | None = None
         """The newest epoch for which this process noted what older tables have elsewhere."""
+        self._removed: tuple[Set[MemberId], float] = frozenset(), 0.0
+        """Members that were removed with places in the newest table, and since when this process knows that."""
+        self._changed: tuple[tuple[RingEpoch, ...], Set[Partition]] = (), frozenset()
+        """Epochs, and the partitions that changed between them: to find them takes 50 ms of CPU."""
         self._settled: tuple[RingEpoch, Sequence[Member]] | None = None
         """The last table, and members, of which no other table is made: to make one takes a second of CPU."""
 
@@ -153,7 +161,7 @@ class Membership:
         wanted = members_of_records(await self._state.members())
         if (len(tables) > 1 and wanted == newest.members) or len(tables) >= EPOCHS_MAX:
             return None
-        if self._settled == (newest.ring_epoch, wanted):
+        if self._settled == (newest.ring_epoch, wanted) or self._is_replacement_awaited(newest, wanted):
             return None
         placing = sum(member.state is Standing.IN for member in newest.members)
         try:
@@ -170,6 +178,23 @@ class Membership:
             await self._note_changes([table, *tables], out)
             self._noted = made
         return made
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while a removed member may be replaced yet: then `advance` is to be called again soon."""
+        return bool(self._removed[0])
+
+    def _is_replacement_awaited(self, newest: Table, wanted: Sequence[Member]) -> bool:
+        """Return True if members were removed with their places only now, and fewer new ones have come."""
+        present, placed = {member.id for member in wanted}, {member.id for member in newest.members}
+        removed = {m.id for m in newest.members if m.state is Standing.IN and m.id not in present}
+        now = self._clock.monotonic()
+        if removed and removed != self._removed[0]:
+            self._removed = removed, now
+        if len(present - placed) < len(removed) and now - self._removed[1] < REPLACED_WITHIN_S:
+            return True
+        self._removed = frozenset(), 0.0
+        return False
 
     async def retire(self) -> list[RingEpoch]:
         """Retire older epochs that nothing needs any more; returns them."""
@@ -195,7 +220,7 @@ class Membership:
 
         This is asked all the time while shards are moved, so it reads up to the first that is.
         """
-        newest, changed = tables[0], changed_partitions(tables)
+        newest, changed = tables[0], self._changed_partitions(tables)
         for first in range(0, len(newest.rows), _READ_AT_ONCE):
             for note in await self._state.dirty(Partition(first), Partition(first + _READ_AT_ONCE - 1)):
                 if note.partition in changed and not (note.is_home and note.epoch == newest.ring_epoch):
@@ -213,10 +238,17 @@ class Membership:
 
     async def _note_changes(self, tables: Sequence[Table], out: Set[MemberId]) -> None:
         """Note what older tables have elsewhere: first what has lost a home, then what has to be moved."""
-        changed = changed_partitions(tables)
+        changed = self._changed_partitions(tables)
         short = {partition for partition in changed if not out.isdisjoint(members_of(tables, partition))}
         await self._state.note_dirty(changed - short, tables[0].ring_epoch, is_moving=True)
         await self._state.note_dirty(short, tables[0].ring_epoch)
+
+    def _changed_partitions(self, tables: Sequence[Table]) -> Set[Partition]:
+        """Return the partitions of the newest table whose rows are others in an older one."""
+        epochs = tuple([table.ring_epoch for table in tables])
+        if self._changed[0] != epochs:
+            self._changed = epochs, changed_partitions(tables)
+        return self._changed[1]
 
     # --- for operators -------------------------------------------------------------------------------
 

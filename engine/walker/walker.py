@@ -5,7 +5,8 @@ lists of all members that may have shards of the partitions are merged and compa
 decoded from the others, what lies elsewhere is moved.
 
 Partitions that are walked together are one list of each member: so empty ones cost nothing, and those with a few
-chunks share pages.
+chunks share pages.  Their stripes that are not whole are repaired in common batches, so each member is asked once for
+what it has of many.
 
 Rules kept here:
 - Before a member is listed, it has said this walk's ring epoch.  So a walk of an older table, wherever it is still
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 import trio
@@ -50,8 +51,8 @@ from lakefs.limits import MIB
 from lakefs.ports import Offload
 from lakefs.wire import messages as m
 
-BATCH_BYTES: Final = 12 * MIB
-"""Shards of one batch of stripes: what one member is asked for fits the 16 MiB of a body."""
+BATCH_BYTES: Final = 32 * MIB
+"""Shards of one batch of stripes: at 4+2 and 4 MiB 7 of which one shard is lost."""
 BATCH_STRIPES: Final = 256
 PAGE: Final = 4096
 """Shards of a page of a list: 1 MiB of memory."""
@@ -151,16 +152,11 @@ class Walker:
         return GcGeneration(max(1, await self._state.generation()))
 
 
-class _Part:
+class _Part(NamedTuple):
     """One partition of a walk, in which there are shards."""
 
-    def __init__(self, walk: _Walk, partition: Partition) -> None:
-        newest, walker = walk.tables[0], walk.walker
-        self.report: Final = walk.reports[partition]
-        self.place: Final = Place(homes_of(newest, partition), walk.answered)
-        calls = ShardCalls(walker._members, newest.ring_epoch, self.place, self.report)
-        code, offload = walker._code, walker._offload
-        self.repair: Final = Repair(calls, self.place, code, offload, self.report, walker.generation)
+    place: Place
+    report: WalkReport
 
 
 class _Walk:
@@ -173,8 +169,13 @@ class _Walk:
         self.answered: Final[set[MemberId]] = set()
         """Members that were asked, and have answered everything so far."""
         self._deep = deep
+        calls = ShardCalls(walker._members, tables[0].ring_epoch, self.answered)
+        self._repair: Final = Repair(calls, walker._code, walker._offload, walker.generation)
         self._walked: dict[Partition, _Part] = {}
-        self._doubtful: list[tuple[_Part, ChunkId]] = []
+        self._batch: list[Stripe] = []
+        """Stripes that wait for others, to be worked on together."""
+        self._batch_bytes = 0
+        self._doubtful: list[Stripe] = []
 
     async def run(self, others: Iterable[MemberId], out: Set[MemberId]) -> None:
         rows = {partition: members_of(self.tables, partition) for partition in self.reports}
@@ -189,6 +190,7 @@ class _Walk:
                 if partition in self.reports:
                     await self._look_at(self._part(partition), part)
         self._note_failed(lists)
+        await self._work()
         await self._second_look()
         failed = greeted - self.answered
         for partition, row in rows.items():
@@ -198,7 +200,8 @@ class _Walk:
     def _part(self, partition: Partition) -> _Part:
         part = self._walked.get(partition)
         if part is None:
-            part = self._walked[partition] = _Part(self, partition)
+            place = Place(homes_of(self.tables[0], partition), self.answered)
+            part = self._walked[partition] = _Part(place, self.reports[partition])
         return part
 
     async def _greet(self, member: MemberId) -> None:
@@ -227,33 +230,32 @@ class _Walk:
         chunks = compared.odd
         if self._deep:
             chunks = sorted({chunk for _, columns in window for chunk in columns.chunks})
-        batch: list[Stripe] = []
-        size = 0
         for chunk in chunks:
-            stripe = _stripe_of(chunk, window)
+            stripe = _stripe_of(ChunkId(chunk), part, window)
             stripe.must_check = stripe.read_all = self._deep
-            batch.append(stripe)
-            size += sum(copy.length for copy in stripe.copies)
-            if size >= BATCH_BYTES or len(batch) == BATCH_STRIPES:
-                await self._work(part, batch)
-                batch, size = [], 0
-        await self._work(part, batch)
+            self._batch.append(stripe)
+            self._batch_bytes += sum(copy.length for copy in stripe.copies)
+            if self._batch_bytes >= BATCH_BYTES or len(self._batch) == BATCH_STRIPES:
+                await self._work()
 
-    async def _work(self, part: _Part, batch: Sequence[Stripe], *, is_last: bool = False) -> None:
+    async def _work(self, *, is_last: bool = False) -> None:
+        """Work on the stripes that wait."""
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
         if not batch:
             return
-        report = part.report
-        before = report.bytes_read + report.bytes_written
+        reports = {id(stripe.report): stripe.report for stripe in batch}.values()
+        before = sum(report.bytes_read + report.bytes_written for report in reports)
         async with self.walker._pace.paced() as spent:
-            ended = await part.repair.work(batch)
-            spent(report.bytes_read + report.bytes_written - before)
+            ended = await self._repair.work(batch)
+            spent(sum(report.bytes_read + report.bytes_written for report in reports) - before)
         for stripe, left in ended:
+            report = stripe.report
             if left is Left.TOO_FEW and not is_last and len(self._doubtful) < SECOND_LOOKS_MAX:
-                self._doubtful.append((part, stripe.chunk))
+                self._doubtful.append(stripe)
                 continue
-            if left is Left.TOO_FEW and stripe.strays(part.place):
+            if left is Left.TOO_FEW and stripe.strays():
                 left = Left.STRAY_KEPT
-            report.damaged_elsewhere += len(stripe.damaged_strays(part.place))
+            report.damaged_elsewhere += len(stripe.damaged_strays())
             if left is not None:
                 report.leave(id_text(stripe.chunk), left)
 
@@ -262,20 +264,22 @@ class _Walk:
         if not self._doubtful:
             return
         await trio.sleep(self.walker._second_look_s)
-        for part, chunk in self._doubtful:
-            digest = chunk[1:]
+        for doubtful in self._doubtful:
+            digest = doubtful.chunk[1:]
             lists = self._lists(digest, _next_digest(digest))
             merged = Windows(lists)
             while (window := await merged.next()) is not None:
                 self._note_failed(lists)
-                stripe = _stripe_of(chunk, window)
+                part = _Part(doubtful.place, doubtful.report)
+                stripe = _stripe_of(doubtful.chunk, part, window)
                 if stripe.copies or stripe.damaged:
-                    await self._work(part, [stripe], is_last=True)
+                    self._batch.append(stripe)
+                    await self._work(is_last=True)
             self._note_failed(lists)
 
 
-def _stripe_of(chunk: bytes, window: Window) -> Stripe:
-    return Stripe(ChunkId(chunk), copies_of(chunk, window), damaged=damaged_of(chunk, window))
+def _stripe_of(chunk: ChunkId, part: _Part, window: Window) -> Stripe:
+    return Stripe(chunk, part.place, part.report, copies_of(chunk, window), damaged=damaged_of(chunk, window))
 
 
 def homes_of(table: Table, partition: Partition) -> tuple[MemberId, ...]:

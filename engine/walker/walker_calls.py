@@ -1,8 +1,9 @@
 """Requests of the walker to members: many shards in one, and members that fail are left out from then on.
 
 Rules kept here:
-- A request that fails as a whole takes its member out of `Place.answered`: what it has is not known any more.
+- A request that fails as a whole takes its member out of those that have answered: what it has is not known any more.
 - StaleEpoch is raised: the walk goes on from its beginning, by the newer table.
+- What is more than fits in a frame is several requests, one after the other.
 - Memory of a reply is held until `release`, and bounded by the batch that the caller makes.
 """
 
@@ -14,8 +15,8 @@ from typing import Final, NamedTuple
 import structlog
 
 from engine.members.ports import Members
-from engine.walker.walker_report import WalkReport
-from engine.walker.walker_stripe import Place
+from engine.stripes.request_parts import request_parts
+from engine.walker.walker_compare import Copy
 from lakefs.errors import AlreadyExists, DiskFailed, EngineUnreachable, LakeError, StaleEpoch, StoreFull, StoreReadOnly
 from lakefs.ids import Buffer, ChunkId, GcGeneration, MemberId, RingEpoch, id_text
 from lakefs.wire import messages as m
@@ -46,11 +47,11 @@ class NewShard(NamedTuple):
 class ShardCalls:
     """Requests of one walk, all of one ring epoch."""
 
-    def __init__(self, members: Members, epoch: RingEpoch, place: Place, report: WalkReport) -> None:
+    def __init__(self, members: Members, epoch: RingEpoch, answered: set[MemberId]) -> None:
+        """`answered` loses members that fail."""
         self._members = members
         self._epoch = epoch
-        self._place = place
-        self._report = report
+        self._answered = answered
         self._held: list[Reply] = []
 
     def release(self) -> None:
@@ -59,8 +60,19 @@ class ShardCalls:
             reply.body.release()
         self._held.clear()
 
-    async def read(self, member: MemberId, names: Sequence[Name]) -> list[ReadShard | LakeError] | None:
-        """Read whole shards; valid until `release`.  A shard that cannot be read is its error."""
+    async def read(
+        self, member: MemberId, copies: Sequence[tuple[ChunkId, Copy]]
+    ) -> list[ReadShard | LakeError] | None:
+        """Read whole shards of a member; valid until `release`.  A shard that cannot be read is its error."""
+        found: list[ReadShard | LakeError] = []
+        for part in request_parts(copies, lambda each: each[1].length):
+            some = await self._read(member, [(chunk, copy.shard) for chunk, copy in part])
+            if some is None:
+                return None
+            found += some
+        return found
+
+    async def _read(self, member: MemberId, names: Sequence[Name]) -> list[ReadShard | LakeError] | None:
         chunks, shards = _columns(names)
         zeros = [0] * len(names)
         reply = await self._call(member, m.ReadChunks(chunks, zeros, zeros, shards))
@@ -71,13 +83,12 @@ class ShardCalls:
         found: list[ReadShard | LakeError] = []
         body = _Body(reply.body.parts)
         for (chunk, shard), piece in zip(names, reply.message.pieces, strict=True):
-            if piece.failure is not None:
-                error = piece.failure.as_error()
-                _log.warning("a shard cannot be read", chunk=id_text(chunk), shard=shard, reason=error.message)
-                found.append(error)
+            if piece.failure is None:
+                found.append(ReadShard(body.take(piece.length), piece.crcs))
                 continue
-            found.append(ReadShard(body.take(piece.length), piece.crcs))
-            self._report.bytes_read += piece.length
+            error = piece.failure.as_error()
+            _log.warning("a shard cannot be read", chunk=id_text(chunk), shard=shard, reason=error.message)
+            found.append(error)
         return found
 
     async def store(
@@ -87,6 +98,14 @@ class ShardCalls:
 
         AlreadyExists is of the shard that the member has with other bytes.
         """
+        results: list[LakeError | None] = []
+        for part in request_parts(shards, lambda each: len(each.payload)):
+            results += await self._store_part(member, generation, part)
+        return results
+
+    async def _store_part(
+        self, member: MemberId, generation: GcGeneration, shards: Sequence[NewShard]
+    ) -> list[LakeError | None]:
         try:
             await self._store(member, generation, shards)
         except AlreadyExists as error:
@@ -94,7 +113,7 @@ class ShardCalls:
                 return [error]
             results: list[LakeError | None] = []
             for shard in shards:
-                results += await self.store(member, generation, [shard])
+                results += await self._store_part(member, generation, [shard])
             return results
         except StaleEpoch:
             raise
@@ -102,7 +121,6 @@ class ShardCalls:
             if not isinstance(error, (StoreFull, StoreReadOnly, DiskFailed)):
                 self._lose(member, error)
             return [error] * len(shards)
-        self._report.bytes_written += sum(len(shard.payload) for shard in shards)
         return [None] * len(shards)
 
     async def _store(self, member: MemberId, generation: GcGeneration, shards: Sequence[NewShard]) -> None:
@@ -148,8 +166,7 @@ class ShardCalls:
     def _lose(self, member: MemberId, error: LakeError) -> None:
         if not isinstance(error, EngineUnreachable):  # that it is away was said once, by its link
             _log.warning("a member fails during a walk", member=member.hex(), reason=error.message)
-        self._place.answered.discard(member)
-        self._report.unanswered.add(member.hex())
+        self._answered.discard(member)
 
 
 class _Body:

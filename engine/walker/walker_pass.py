@@ -47,6 +47,8 @@ AWAITED_INTERVAL_S: Final = 0.5
 """While nothing is to be done, members for which partitions wait are looked at that often; no request is sent."""
 LOOK_INTERVAL_S: Final = 5.0
 """Dirty partitions and members are read anew that often; a read of 4,096 notes is 5 pages."""
+MANY_DIRTY: Final = 256
+"""So many partitions are counted as the walker knows them: to read all 4,096 for each status takes 25 ms of CPU."""
 OTHERS_MAX: Final = 128
 """Members of a lake up to which a walk asks all that are up, so that what a returned member has is found wherever it
 is.  They are a request each for all partitions that are walked at once."""
@@ -263,6 +265,12 @@ class WalkerPass:
     def is_healed(self) -> bool:
         """True if every stripe was found or made whole, as far as this process knows."""
         return not self._dirty.count and len(self._members.tables) == 1 and self._walk.ended_ns > 0
+
+    @property
+    def many_dirty(self) -> int:
+        """The number of dirty partitions if there are many and this process walks them; 0: it must be read."""
+        is_fresh = self._clock.monotonic() - self._looked_at < LOOK_INTERVAL_S
+        return self._dirty.count if is_fresh and self._dirty.count >= MANY_DIRTY else 0
 
     def status(self) -> dict[str, Any]:
         """Return the walker's state for people and scripts; JSON-able."""

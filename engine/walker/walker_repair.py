@@ -1,7 +1,8 @@
 """Makes stripes whole: moves shards home, decodes missing ones, replaces those that lie, drops copies elsewhere.
 
-A batch of stripes goes through rounds.  In each, every stripe takes its next step (`engine.walker.walker_stripe`);
-shards that one member is asked for, or given, are one request.
+A batch of stripes, of any partitions of a walk, goes through rounds.  In each, every stripe takes its next step
+(`engine.walker.walker_stripe`); shards that one member is asked for, or given, are one request, and what is read is
+decoded in one call of a thread.
 
 Rules kept here:
 - What is stored was proven: it was decoded and the chunk has its hash, or it is a copy of what another member has,
@@ -21,17 +22,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from engine.host.tasks import run_all
 from engine.stripes.decode import Read, Solved, solve
 from engine.walker.walker_calls import NewShard, ReadShard, ShardCalls
 from engine.walker.walker_compare import Copy, Damaged
-from engine.walker.walker_report import Left, WalkReport
-from engine.walker.walker_stripe import Check, Finished, Move, Place, Stripe, next_step
+from engine.walker.walker_report import Left
+from engine.walker.walker_stripe import Check, Finished, Move, Stripe, next_step
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.errors import AlreadyExists, LakeError, StoreFull
-from lakefs.ids import ChunkId, GcGeneration, MemberId
+from lakefs.ids import GcGeneration, MemberId
 from lakefs.ports import Offload
 from lakefs.wire.shard_messages import GENERATION_MAX
 
@@ -48,22 +49,14 @@ Stray = Copy | Damaged
 
 
 class Repair:
-    """Works on stripes of one partition, in batches that fit in memory."""
+    """Works on stripes of one walk, in batches that fit in memory."""
 
     def __init__(
-        self,
-        calls: ShardCalls,
-        place: Place,
-        code: ErasureCode,
-        offload: Offload,
-        report: WalkReport,
-        generation: Callable[[], Awaitable[GcGeneration]],
+        self, calls: ShardCalls, code: ErasureCode, offload: Offload, generation: Callable[[], Awaitable[GcGeneration]]
     ) -> None:
         self._calls = calls
-        self._place = place
         self._code = code
         self._offload = offload
-        self._report = report
         self._generation = generation
 
     async def work(self, batch: Sequence[Stripe]) -> list[tuple[Stripe, Left | None]]:
@@ -74,7 +67,7 @@ class Repair:
             steps: list[Step] = []
             for stripe in waiting:
                 stripe.rounds += 1
-                step = next_step(stripe, self._place, self._code)
+                step = next_step(stripe, self._code)
                 if isinstance(step, Finished):
                     ended.append((stripe, step.left))
                 else:
@@ -87,7 +80,7 @@ class Repair:
             gone = {id(stripe) for stripe, _ in failed}
             waiting = [stripe for stripe, _ in steps if id(stripe) not in gone]
         known = [stripe for stripe, left in ended if left in _MAY_DROP and not stripe.must_check]
-        kept = await self._drop_strays(known, lambda stripe: stripe.strays(self._place))
+        kept = await self._drop_strays(known, Stripe.strays)
         whole = [stripe for stripe, left in ended if left is None and not stripe.must_check]
         kept |= await self._drop_strays(whole, self._worthless)
         kept |= {id(stripe): Left.NO_CHUNK for stripe in whole if self._is_no_chunks(stripe)}
@@ -103,6 +96,7 @@ class Repair:
         stores: list[Stored] = []
         lies: list[tuple[Stripe, Copy]] = []
         failed: list[tuple[Stripe, Left | None]] = []
+        checks: list[_Check] = []
         for stripe, step in steps:
             got = [(copy, found) for copy in step.reads if (found := read.get((id(stripe), copy))) is not None]
             if isinstance(step, Move):
@@ -110,14 +104,16 @@ class Repair:
                     (stripe, NewShard(stripe.chunk, copy.shard, copy.chunk_bytes, *found)) for copy, found in got
                 ]
             elif len(got) == len(step.reads):
-                solved = await self._solve(stripe, got)
-                if solved is not None:
-                    lies += self._note_lies(stripe, [got[index][0] for index in solved.wrong])
-                    stores += self._solved(stripe, solved)
-                elif stripe.read_all:
-                    failed.append((stripe, self._unsolved()))
-                else:
-                    stripe.must_check = stripe.read_all = True
+                checks.append(_check_of(stripe, got))
+        for check, solved in zip(checks, await self._solve(checks), strict=True):
+            stripe = check.stripe
+            if solved is not None:
+                lies += self._note_lies(stripe, [check.copies[index] for index in solved.wrong])
+                stores += self._solved(stripe, solved)
+            elif stripe.read_all:
+                failed.append((stripe, Left.DAMAGED if stripe.place.is_all_known else Left.AWAY))
+            else:
+                stripe.must_check = stripe.read_all = True
         await self._drop_lies(lies)
         generation = await self._generation()
         await self._store(stores, generation, {id(stripe) for stripe, step in steps if isinstance(step, Move)})
@@ -129,40 +125,36 @@ class Repair:
 
         async def from_member(item: tuple[MemberId, list[tuple[Stripe, Copy]]]) -> None:
             member, copies = item
-            found = await self._calls.read(member, [(stripe.chunk, copy.shard) for stripe, copy in copies])
+            found = await self._calls.read(member, [(stripe.chunk, copy) for stripe, copy in copies])
             for (stripe, copy), one in zip(copies, found or [], strict=found is not None):
                 if isinstance(one, LakeError):
                     stripe.spoil(copy.member, copy.shard)
                 else:
+                    stripe.report.bytes_read += len(one.payload)
                     read[id(stripe), copy] = one
 
         await run_all(from_member, _by(wanted, lambda item: item[1].member))
         return read
 
-    async def _solve(self, stripe: Stripe, got: Sequence[tuple[Copy, ReadShard]]) -> Solved | None:
-        """Return the chunk that was read, with the shards that its homes lack; None if these do not make it."""
-        read = [Read(copy.shard, copy.chunk_bytes, found.payload) for copy, found in got]
-        lacking = [number for number in range(len(self._place.homes)) if stripe.lacks(self._place, number)]
-        return await self._offload.run(_solve_and_make, self._code, stripe.chunk, read, lacking)
+    async def _solve(self, checks: Sequence[_Check]) -> list[Solved | None]:
+        """Return each chunk that was read, with the shards that its homes lack; None if these do not make it."""
+        return await self._offload.run(_solve_all, self._code, checks) if checks else []
 
     def _solved(self, stripe: Stripe, solved: Solved) -> list[Stored]:
         """Note that a chunk was found; return the shards that its homes lack."""
-        self._report.checked += 1
+        stripe.report.checked += 1
         stripe.length = solved.length
         stripe.must_check = stripe.read_all = False
-        lacking = [n for n in self._code.shards(solved.length) if stripe.lacks(self._place, n)]
+        lacking = [n for n in self._code.shards(solved.length) if stripe.lacks(n)]
         length = solved.length
         return [(stripe, NewShard(stripe.chunk, n, length, solved.shard(n), solved.crcs(n))) for n in lacking]
 
     def _note_lies(self, stripe: Stripe, wrong: Sequence[Copy]) -> list[tuple[Stripe, Copy]]:
         """Take wrong shards off the list; return those at their homes, which give way to right ones."""
-        at_home = [copy for copy in wrong if self._place.homes[copy.shard] == copy.member]
+        at_home = [copy for copy in wrong if stripe.place.homes[copy.shard] == copy.member]
         for copy in at_home:
             stripe.forget(copy.member, copy.shard)
         return [(stripe, copy) for copy in at_home]
-
-    def _unsolved(self) -> Left:
-        return Left.DAMAGED if self._place.answered.issuperset(self._place.homes) else Left.AWAY
 
     async def _drop_lies(self, lies: Sequence[tuple[Stripe, Copy]]) -> None:
         """Drop shards at home that are proven wrong.  What takes their places is touched in the newest generation."""
@@ -175,32 +167,32 @@ class Repair:
                 if touched:
                     stripe.blocked[copy.shard] = Left.STRAY_KEPT
                 else:
-                    self._report.replaced += 1
+                    stripe.report.replaced += 1
 
         await run_all(at_member, _by(lies, lambda item: item[1].member))
 
     async def _store(self, stores: Sequence[Stored], generation: GcGeneration, moved: set[int]) -> None:
         """Store shards at their homes; note what is there now."""
-        homes = self._place.homes
 
         async def at_member(item: tuple[MemberId, list[Stored]]) -> None:
             member, shards = item
             results = await self._calls.store(member, generation, [shard for _, shard in shards])
             for (stripe, new), error in zip(shards, results, strict=True):
                 if error is None:
-                    stripe.stored(self._place, new.shard, len(new.payload), new.chunk_bytes)
+                    stripe.report.bytes_written += len(new.payload)
+                    stripe.stored(new.shard, len(new.payload), new.chunk_bytes)
                     if id(stripe) in moved:
-                        self._report.moved += 1
+                        stripe.report.moved += 1
                     else:
-                        self._report.rebuilt += 1
+                        stripe.report.rebuilt += 1
                 elif isinstance(error, AlreadyExists):
                     stripe.copies.append(Copy(member, new.shard, len(new.payload), new.chunk_bytes, None))
                     stripe.must_check = stripe.read_all = True
-                elif member in self._place.answered:
+                elif member in stripe.place.answered:
                     stripe.blocked[new.shard] = Left.FULL if isinstance(error, StoreFull) else Left.REFUSED
 
         usable = [item for item in stores if item[1].shard not in item[0].blocked]
-        await run_all(at_member, _by(usable, lambda item: homes[item[1].shard]))
+        await run_all(at_member, _by(usable, lambda item: item[0].place.homes[item[1].shard]))
 
     # --- copies elsewhere ----------------------------------------------------------------------------
 
@@ -221,22 +213,21 @@ class Repair:
         return kept
 
     def _may_drop(self, stripe: Stripe, copy: Stray) -> bool:
-        answered = self._place.answered
-        home = self._place.homes[copy.shard]
-        return copy.member in answered and home in answered and stripe.at_home(self._place, copy.shard) is not None
+        answered = stripe.place.answered
+        home = stripe.place.homes[copy.shard]
+        return copy.member in answered and home in answered and stripe.at_home(copy.shard) is not None
 
     def _worthless(self, stripe: Stripe) -> list[Damaged]:
         """Return the damaged copies elsewhere of a whole stripe, if it is known to be whole at all its homes."""
-        if not self._place.answered.issuperset(self._place.homes):
+        if not stripe.place.is_all_known:
             return []
-        strays = stripe.damaged_strays(self._place)
-        return [one for one in strays if one.shard < len(self._place.homes)]
+        return [one for one in stripe.damaged_strays() if one.shard < len(stripe.place.homes)]
 
     def _is_no_chunks(self, stripe: Stripe) -> bool:
         """Return True if a damaged shard elsewhere is none of the shards of its whole chunk."""
         numbers = {copy.shard for copy in stripe.copies}
-        is_known = self._place.answered.issuperset(self._place.homes)
-        return is_known and any(one.shard not in numbers for one in stripe.damaged_strays(self._place))
+        is_known = stripe.place.is_all_known
+        return is_known and any(one.shard not in numbers for one in stripe.damaged_strays())
 
     async def _offered(self, strays: Sequence[tuple[Stripe, Stray]], generation: GcGeneration) -> set[tuple[int, int]]:
         """Touch the homes' own copies; return which are there."""
@@ -249,7 +240,7 @@ class Repair:
                 if length:
                     there.add((id(stripe), copy.shard))
 
-        await run_all(at_home, _by(strays, lambda item: self._place.homes[item[1].shard]))
+        await run_all(at_home, _by(strays, lambda item: item[0].place.homes[item[1].shard]))
         return there
 
     async def _drop(self, strays: Sequence[tuple[Stripe, Stray]], generation: GcGeneration) -> None:
@@ -259,18 +250,37 @@ class Repair:
             for (stripe, copy), touched in zip(copies, kept or [], strict=kept is not None):
                 if not touched:
                     stripe.forget(copy.member, copy.shard)
-                    self._report.dropped += 1
+                    stripe.report.dropped += 1
 
         await run_all(at_member, _by(strays, lambda item: item[1].member))
 
 
-def _solve_and_make(code: ErasureCode, chunk: ChunkId, read: Sequence[Read], lacking: Sequence[int]) -> Solved | None:
-    """Solve a chunk, and make its lacking shards with their checksums; blocks."""
-    solved = solve(code, chunk, read)
+class _Check(NamedTuple):
+    """A stripe that is read: the copies that were, their bytes, and the numbers of shards that its homes lack."""
+
+    stripe: Stripe
+    copies: Sequence[Copy]
+    read: Sequence[Read]
+    lacking: Sequence[int]
+
+
+def _check_of(stripe: Stripe, got: Sequence[tuple[Copy, ReadShard]]) -> _Check:
+    read = [Read(copy.shard, copy.chunk_bytes, found.payload) for copy, found in got]
+    lacking = [number for number in range(len(stripe.place.homes)) if stripe.lacks(number)]
+    return _Check(stripe, [copy for copy, _ in got], read, lacking)
+
+
+def _solve_all(code: ErasureCode, checks: Sequence[_Check]) -> list[Solved | None]:
+    """Solve chunks, and make their lacking shards with their checksums; blocks."""
+    return [_solve_and_make(code, check) for check in checks]
+
+
+def _solve_and_make(code: ErasureCode, check: _Check) -> Solved | None:
+    solved = solve(code, check.stripe.chunk, check.read)
     if solved is not None:
-        wrong = [read[index].number for index in solved.wrong]
+        wrong = [check.read[index].number for index in solved.wrong]
         for number in code.shards(solved.length):
-            if number in lacking or number in wrong:
+            if number in check.lacking or number in wrong:
                 solved.crcs(number)
     return solved
 

@@ -22,7 +22,7 @@ from typing import Final
 
 from engine.stripes.said_lengths import lengths_said
 from engine.walker.walker_compare import Copy, Damaged, is_whole, signature_of
-from engine.walker.walker_report import Left
+from engine.walker.walker_report import Left, WalkReport
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.ids import ChunkId, MemberId
 
@@ -37,12 +37,19 @@ class Place:
     homes: tuple[MemberId, ...]
     answered: set[MemberId]
 
+    @property
+    def is_all_known(self) -> bool:
+        """True if all homes have answered."""
+        return self.answered.issuperset(self.homes)
+
 
 @dataclass
 class Stripe:
-    """The listed shards of a chunk, as they are after what was done so far."""
+    """The listed shards of a chunk, as they are after what was done so far.  `report` is that of its partition."""
 
     chunk: ChunkId
+    place: Place
+    report: WalkReport
     copies: list[Copy]
     must_check: bool = False
     read_all: bool = False
@@ -55,24 +62,24 @@ class Stripe:
     damaged: list[Damaged] = field(default_factory=list)
     """Shards that their members have, and know to be damaged."""
 
-    def at_home(self, place: Place, number: int) -> Copy | None:
+    def at_home(self, number: int) -> Copy | None:
         """Return the copy of a shard at its home."""
-        home = place.homes[number]
+        home = self.place.homes[number]
         return next((copy for copy in self.copies if (copy.shard, copy.member) == (number, home)), None)
 
-    def strays(self, place: Place) -> list[Copy]:
+    def strays(self) -> list[Copy]:
         """Return the copies elsewhere."""
-        return [copy for copy in self.copies if place.homes[copy.shard] != copy.member]
+        return [copy for copy in self.copies if self.place.homes[copy.shard] != copy.member]
 
-    def damaged_strays(self, place: Place) -> list[Damaged]:
+    def damaged_strays(self) -> list[Damaged]:
         """Return the damaged shards elsewhere, and those that no chunk has."""
-        homes = dict(enumerate(place.homes))
+        homes = dict(enumerate(self.place.homes))
         return [one for one in self.damaged if homes.get(one.shard) != one.member]
 
-    def lacks(self, place: Place, number: int) -> bool:
+    def lacks(self, number: int) -> bool:
         """Return True if a home has answered, has not this shard, and was not found to refuse it."""
-        is_asked = place.homes[number] in place.answered and number not in self.blocked
-        return is_asked and self.at_home(place, number) is None
+        is_asked = self.place.homes[number] in self.place.answered and number not in self.blocked
+        return is_asked and self.at_home(number) is None
 
     def forget(self, member: MemberId, shard: int) -> None:
         """Take a shard off the lists: it was dropped, or is another one now."""
@@ -84,10 +91,10 @@ class Stripe:
         self.forget(member, shard)
         self.damaged.append(Damaged(member, shard))
 
-    def stored(self, place: Place, number: int, length: int, chunk_bytes: int) -> None:
+    def stored(self, number: int, length: int, chunk_bytes: int) -> None:
         """Note that a shard's home has it now."""
-        self.forget(place.homes[number], number)
-        self.copies.append(Copy(place.homes[number], number, length, chunk_bytes, None))
+        self.forget(self.place.homes[number], number)
+        self.copies.append(Copy(self.place.homes[number], number, length, chunk_bytes, None))
 
     def differs(self, code: ErasureCode, length: int) -> bool:
         """Return True if two copies of a shard have other bytes, by their checksums, or one is not of that length."""
@@ -119,11 +126,12 @@ class Finished:
     left: Left | None = None
 
 
-def next_step(stripe: Stripe, place: Place, code: ErasureCode) -> Move | Check | Finished:
+def next_step(stripe: Stripe, code: ErasureCode) -> Move | Check | Finished:
     """Return the next step on a chunk."""
+    place = stripe.place
     usable = [copy for copy in stripe.copies if copy.member in place.answered]
     if not usable:
-        return Finished(Left.TOO_FEW if set(place.homes) <= place.answered else Left.AWAY)
+        return Finished(Left.TOO_FEW if place.is_all_known else Left.AWAY)
     lengths = [stripe.length] if stripe.length else lengths_said(copy.chunk_bytes for copy in stripe.copies)
     if not lengths or any(copy.shard >= len(place.homes) for copy in stripe.copies):
         return Finished(Left.NO_CHUNK)
@@ -132,19 +140,19 @@ def next_step(stripe: Stripe, place: Place, code: ErasureCode) -> Move | Check |
     if not stripe.length and stripe.differs(code, lengths[0]):
         stripe.must_check = stripe.read_all = True
     if not stripe.must_check:
-        movable = {copy.shard: copy for copy in usable if stripe.lacks(place, copy.shard)}
+        movable = {copy.shard: copy for copy in usable if stripe.lacks(copy.shard)}
         if movable:
             return Move(list(movable.values()))
         unknown = {n for n, home in enumerate(place.homes) if home not in place.answered or n in stripe.blocked}
         if is_whole(code, signature_of(stripe.copies, place.homes, unknown)):
             return Finished(next(iter(stripe.blocked.values()), None))
-    return _check(stripe, place, usable, min(map(code.data_shards, lengths)))
+    return _check(stripe, usable, min(map(code.data_shards, lengths)))
 
 
-def _check(stripe: Stripe, place: Place, usable: Sequence[Copy], needed: int) -> Check | Finished:
+def _check(stripe: Stripe, usable: Sequence[Copy], needed: int) -> Check | Finished:
     distinct = {copy.shard: copy for copy in sorted(usable, reverse=True)}
     if len(distinct) < needed:
-        is_all = place.answered.issuperset(place.homes) and len(usable) == len(stripe.copies)
+        is_all = stripe.place.is_all_known and len(usable) == len(stripe.copies)
         return Finished(Left.TOO_FEW if is_all else Left.AWAY)
     if stripe.read_all:
         return Check(usable)

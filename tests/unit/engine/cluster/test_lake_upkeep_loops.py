@@ -213,3 +213,14 @@ def test_healed_is_said_behind_a_walk_until_a_partition_is_noted() -> None:
         assert await healed() == (False, 1)
 
     with_lake(body)
+
+
+def test_healed_is_not_said_while_a_removed_member_has_its_places() -> None:
+    async def body(lake: SmallLake) -> None:
+        while await lake.upkeep.walks.step():
+            pass
+        assert (await lake.upkeep.status())["lake"]["walker"]["healed"]
+        await lake.upkeep.membership.remove(member_id(1), accept_loss=True)
+        assert not (await lake.upkeep.status())["lake"]["walker"]["healed"]
+
+    with_lake(body)
