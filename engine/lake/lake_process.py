@@ -25,7 +25,7 @@ import trio
 from engine.host.local_disk import LocalDisk
 from engine.lake.folders import check_devices, is_wanted, look_at_folders
 from engine.lake.lake_members import take_new_folders
-from engine.lake.machine import MachineRecord, token_in
+from engine.lake.machine import MachineRecord, clients_token, token_in
 from engine.lake.member_processes import MemberPlan
 from engine.lake.parts import LakeParts, open_lake
 from engine.lake.plan import LakePlan, TierPlan
@@ -39,7 +39,7 @@ from engine.process.running import (
     tier_size_of,
 )
 from engine.server.listener import Server
-from engine.superblock.secret_files import native_token, new_token
+from engine.superblock.secret_files import new_token
 from lakefs.cluster.protection import Protection
 from lakefs.config.settings import Address, Config, parse_address
 from lakefs.errors import ConfigError, InvalidArgument
@@ -185,7 +185,7 @@ def _token(config: Config, machine: MachineRecord) -> str:
 
 def _running(config: Config, lake: LakeParts, group: int | None) -> RunningLake:
     disk = LocalDisk(config.data)
-    token = native_token(disk) if config.native else None
+    token = clients_token(config.folders) if config.native else None
     slabs = lake.plan.tier.size_bytes // SLAB_BYTES
     connections = connections_limit(DESCRIPTORS_PER_SLAB * slabs + (STRANGERS_MAX if config.native else 0))
     machine = lake.plan.machine
