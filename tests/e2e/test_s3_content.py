@@ -139,6 +139,8 @@ def test_damaged_content_is_never_sent_but_cut_short_or_read_from_other_shards(
             received = bytearray()
             while piece := connection.recv(MIB):
                 received += piece
+                if received.endswith(CONTENT[-64:]):  # whole: the connection stays open
+                    break
         body = received.partition(b"\r\n\r\n")[2]
         assert body == CONTENT if DEVICES else len(body) <= place
         assert body == CONTENT[: len(body)]
