@@ -76,10 +76,11 @@ test-rest: setup clients
 	@$(TESTS) -m "thorough and not plugins" tests
 
 # Suites that ask an engine as users do, at a lake over six folders.  What is about one engine is skipped, and says why.
-LAKE_SUITES := tests/keyed tests/e2e/test_s3_boto3.py tests/e2e/test_s3_conditions.py tests/e2e/test_s3_content.py \
-	tests/e2e/test_s3_multipart.py
+LAKE_SUITES := tests/keyed $(addprefix tests/e2e/test_,s3_boto3.py s3_conditions.py s3_content.py s3_multipart.py) \
+	$(addprefix tests/mount/test_,two_mounts.py commits.py listings.py flush.py xattrs.py) \
+	$(addprefix tests/e2e/test_,blocking_client.py remote_client.py cli_get.py)
 
-lake-suites: setup ## suites of S3 and KV caches at a running lake of six members
+lake-suites: setup ## suites of S3, mount, clients and KV caches at a running lake of six members
 	@SERVED_DEVICES=6 $(TESTS) -m "not thorough and not plugins" $(LAKE_SUITES)
 
 test-plugins: setup plugins ## the plug-ins with the libraries that use them: torch, pandas, datasets

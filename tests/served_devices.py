@@ -1,6 +1,6 @@
 """The kind of server that the tests start: an engine, or with SERVED_DEVICES=6 a lake over six folders.
 
-`make lake-suites` runs the suites of S3, the mount and KV caches at such a lake.
+`make lake-suites` runs the suites of S3, the mount, clients and KV caches at such a lake.
 """
 
 from __future__ import annotations

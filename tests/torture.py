@@ -61,6 +61,7 @@ PARTS = {
     "inputs": Part("tests.fuzz", {"--inputs": 1_000_000}),
     "door-inputs": Part("tests.fuzz.door_inputs", {"--inputs": 1_000_000}, has_jobs=False),
     "lengths": Part("tests.lengths", {}, has_jobs=False),
+    "lake-suites": Part("tests.lake_suites", {}, has_jobs=False),
     "shared-memory": Part("tests.fuzz.sanitized_modules", {"--inputs": 20_000}, has_jobs=False),
 }
 

@@ -29,7 +29,7 @@ from engine.lake.children import open_parent
 from engine.lake.folders import check_devices, is_wanted, look_at_folders
 from engine.lake.head_processes import HeadCommand, HeadProcesses, names_socket
 from engine.lake.lake_members import about_machine, take_new_folders
-from engine.lake.machine import MachineRecord, token_in
+from engine.lake.machine import MachineRecord, clients_token, token_in
 from engine.lake.member_processes import MemberPlan
 from engine.lake.parts import LakeParts, open_lake
 from engine.lake.plan import LakePlan, TierPlan
@@ -43,7 +43,7 @@ from engine.process.running import (
     tier_size_of,
 )
 from engine.server.listener import Server
-from engine.superblock.secret_files import native_token, new_token
+from engine.superblock.secret_files import new_token
 from lakefs.cluster.protection import Protection
 from lakefs.config.settings import Address, Config, parse_address
 from lakefs.errors import ConfigError, InvalidArgument
@@ -277,7 +277,7 @@ R = TypeVar("R", bound=RunningLake)
 
 def _running(kind: Callable[..., R], config: Config, lake: LakeParts, group: int | None) -> R:
     disk = LocalDisk(config.data)
-    token = native_token(disk) if config.native else None
+    token = clients_token(config.folders) if config.native else None
     slabs = lake.plan.tier.size_bytes // SLAB_BYTES
     connections = connections_limit(DESCRIPTORS_PER_SLAB * slabs + (STRANGERS_MAX if config.native else 0))
     machine = lake.plan.machine

@@ -9,6 +9,7 @@ Rules kept here:
   most folders have stays this machine's.
 - The record with the highest number is the newest.  All folders get it; one that cannot be written to keeps the others
   from nothing.
+- The token of this machine's clients lies in each of its folders, too, so it outlives any device and any order of them.
 - Files are replaced as a whole, durable on return; they belong to the owner of their folder, with mode 0600.
 """
 
@@ -26,7 +27,7 @@ import structlog
 
 from engine.host.local_disk import LocalDisk
 from engine.host.small_file import replace_small_file
-from engine.superblock.secret_files import CLUSTER_TOKEN_FILE, keep_token, read_token
+from engine.superblock.secret_files import CLUSTER_TOKEN_FILE, TOKEN_FILE, keep_token, new_token, read_token
 from lakefs.cluster.protection import Protection
 from lakefs.errors import LakeError, StoreUnusable
 from lakefs.ids import new_id16
@@ -151,6 +152,39 @@ def token_in(folders: Sequence[Path]) -> str:
         if os.path.lexists(folder / CLUSTER_TOKEN_FILE):
             return read_token(LocalDisk(folder), CLUSTER_TOKEN_FILE)
     return ""
+
+
+def clients_token(folders: Sequence[Path]) -> str:
+    """Return the token of this machine's clients over TCP, and let all its folders with a record have it.  Blocks.
+
+    Where several are found, as when a disk comes from another machine, the one that most folders have counts; where
+    none is, it is made; a file that is empty or cannot be read counts as none.  DiskFailed, StoreFull, OSError when no
+    folder can keep it.
+    """
+    found = {folder: token for folder in folders if (token := _readable_token(folder))}
+    ranked = Counter(found.values()).most_common(1)  # of equal ones the first
+    token = ranked[0][0] if ranked else new_token()
+    is_kept, failures = token in found.values(), []
+    for folder in folders:
+        if found.get(folder) == token or not (folder / MACHINE_FILE).exists():
+            continue
+        try:
+            keep_token(LocalDisk(folder), TOKEN_FILE, token)
+            is_kept = True
+        except (LakeError, OSError) as error:
+            failures.append(error)
+            _log.error("the token of clients could not be written", folder=str(folder), reason=str(error))
+    if failures and not is_kept:
+        raise failures[0]
+    return token
+
+
+def _readable_token(folder: Path) -> str:
+    try:
+        return read_token(LocalDisk(folder), TOKEN_FILE) if (folder / TOKEN_FILE).exists() else ""
+    except (LakeError, OSError) as error:
+        _log.error("the token of clients could not be read", folder=str(folder), reason=str(error))
+        return ""
 
 
 def _give_to_owner(folder: Path, name: str) -> None:

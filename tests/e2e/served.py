@@ -154,6 +154,10 @@ class Served:
         self.process.stdout.close()
         return self.process.wait(WAIT_S)
 
+    def segments(self) -> list[Path]:
+        """Return the files that hold payload, of all devices."""
+        return segments_of(self.data)
+
     def __call__(self, *args: str | Path, stdin: bytes = b"", cwd: Path | None = None) -> Finished:
         """Run a command against this engine."""
         return lake(*args, server=self.server, stdin=stdin, cwd=cwd)
@@ -171,6 +175,11 @@ class Served:
         return subprocess.Popen(
             [*LAKE, *map(str, args)], env=environment(self.server), stdin=stdin, stdout=output, stderr=output
         )
+
+
+def segments_of(data: Path) -> list[Path]:
+    """Return the files that hold payload in the folder of a store, or of the devices of a lake."""
+    return sorted(data.glob("**/segments/*"))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tests.known.clients import Portal
 
 KINDS: Final = ("blocking", "trio")
 of_the_index: Final = pytest.mark.one_engine("a head shares no index of keys, so each is asked for")
-of_segments: Final = pytest.mark.one_engine("flips a byte in the engine's segments; members have their own tests")
+of_segments: Final = pytest.mark.one_engine("a head has what was read in its DRAM tier")
 
 
 class Reader(Protocol):

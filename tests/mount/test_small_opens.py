@@ -64,6 +64,7 @@ def hanging(mounts: LakeMounts) -> Iterator[None]:
 
 
 @needs_stamps
+@pytest.mark.one_engine("a head has no stamps, so each open is confirmed by a request")
 def test_a_short_file_that_was_opened_is_opened_again_without_a_request(short: Path) -> None:
     contents = {f"f{size}": os.urandom(size) for size in SIZES}
     with lake(short) as mounts, connect(mounts.served.server) as client:

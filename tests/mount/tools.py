@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from tests.e2e.served import segments_of
 from tests.mount.model import POLL_S, SETTLE_S
 from tests.mount.snapshot import Tree, difference, tree
 
@@ -111,7 +112,7 @@ def spoil(data: Path, part: bytes) -> None:
 
 def place_of(data: Path, part: bytes) -> tuple[Path, int]:
     """Return segment and offset of a payload."""
-    for path in (data / "segments").iterdir():
+    for path in segments_of(data):
         at = path.read_bytes().find(part)
         if at >= 0:
             return path, at

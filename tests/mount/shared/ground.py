@@ -122,8 +122,10 @@ def another_mount(mounts: SharedMounts, over: str, name: str, program: Sequence[
 
 def _variables(served: Served, folder: Path, over: str) -> dict[str, str]:
     variables = environment() | {"STATE_DIRECTORY": str(folder / "state")}
-    token = {"LAKE_TOKEN": (served.data / "native.token").read_text().strip()} if over == "tcp" else {}
-    return variables | token
+    if over != "tcp":
+        return variables
+    token = min(served.data.glob("**/native.token"))  # a lake has it in the folder of each device
+    return variables | {"LAKE_TOKEN": token.read_text().strip()}
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from engine.lake.joining import Place, add_folder, open_to_machines
 from engine.lake.machine import (
     MACHINE_FILE,
     MachineRecord,
+    clients_token,
     keep_machine,
     machine_of,
     made,
@@ -26,7 +27,7 @@ from engine.lake.machine import (
 )
 from engine.lake.member_processes import MemberPlan
 from engine.lake.plan import LakePlan
-from engine.superblock.secret_files import CLUSTER_TOKEN_FILE
+from engine.superblock.secret_files import CLUSTER_TOKEN_FILE, TOKEN_FILE
 from engine.superblock.superblock import open_store
 from lakefs.cluster.protection import Protection
 from lakefs.errors import AlreadyExists, InvalidArgument, LakeError, PreconditionFailed, StoreUnusable
@@ -62,6 +63,22 @@ def test_a_record_and_a_token_are_kept_private_and_only_written_when_they_differ
     write_machine(tmp_path, made(record, TWO), "another")
     assert read_machine(tmp_path) == made(record, TWO)
     assert token_in([tmp_path]) == "another"
+
+
+def test_the_token_of_clients_outlives_devices_and_is_that_of_most_folders(tmp_path: Path) -> None:
+    first, second, third, empty = folders = folders_in(tmp_path, "first", "second", "third", "empty")
+    for folder in (first, second, third):
+        write_machine(folder, new_machine(LAKE))
+    token = clients_token(folders)
+    assert [(folder / TOKEN_FILE).read_text().strip() for folder in (first, second, third)] == [token] * 3
+    assert (third / TOKEN_FILE).stat().st_mode & 0o777 == 0o600
+    assert not list(empty.iterdir()), "the disk of that folder may not be mounted"
+    (first / TOKEN_FILE).unlink()
+    assert clients_token([empty, first, third, second]) == token, "a new device, in another place"
+    for content in ("of another machine\n", ""):
+        (first / TOKEN_FILE).write_text(content)
+        assert clients_token(folders) == token
+        assert (first / TOKEN_FILE).read_text().strip() == token
 
 
 def test_a_folder_that_cannot_be_written_to_keeps_the_others_from_nothing(tmp_path: Path) -> None:
