@@ -77,9 +77,9 @@ class BegunRequest:
         if isinstance(result, outcome.Value):
             done(result.value)
             return
-        error = result.error
-        assert isinstance(error, LakeError), "connections answer with replies or LakeErrors"
-        done(self._noted(error))
+        assert isinstance(result, outcome.Error), "there is nothing else"
+        assert isinstance(result.error, LakeError), "connections answer with replies or LakeErrors"
+        done(self._noted(result.error))
 
     def _noted(self, error: LakeError) -> LakeError:
         """Note what an error says of the member; return the error for the caller."""

@@ -1,7 +1,9 @@
 """Sends what readers ask of members: short reads of many readers as one request, and without a task for each.
 
     long asks    a request of their own, at once
-    short asks   one request at a time to each member; what is asked while it is under way goes with the next one
+    short asks   one request at a time to each member; what is asked while it is under way goes with the next one.
+                 With other readers about, requests are sent when nobody has asked any more for some steps of the loop:
+                 so those of clients whose requests arrive together go together
 
 A request costs its member some tenths of a millisecond of CPU, whatever it asks for, and as much here.  A reader that
 is alone waits for nobody.
@@ -10,7 +12,8 @@ Rules kept here:
 - A reader that ends gives up its asks.  A request that nobody waits for any more is given up, and makes place.
 - An answer that is not that of its request fails all its asks.  What lies elsewhere than at an ask's target is copied:
   the target of one reader never keeps bytes of another.
-- Nobody here looks at the clock: a reader that has waited for MEMBER_ANSWER_S calls `expire`.
+- Asks are held back for HELD_S at most, by a reader that waits for its own (`settle`), also when it is cancelled.
+- Otherwise nobody here looks at the clock: a reader that has waited for MEMBER_ANSWER_S calls `expire`.
 
 Used on the loop.  Answers are taken in the task that receives them.
 """
@@ -34,6 +37,10 @@ from lakefs.wire.engine_port import Reply
 
 SHORT_BYTES: Final = 64 << 10
 """Payload of a part that goes with others: it fits the buffer of a socket."""
+QUIET_STEPS: Final = 2
+"""Steps of the loop in which nobody asks, until what was asked is sent: so many lead from a socket to an ask."""
+HELD_S: Final = 0.005
+"""Longest time for which asks are held back: less than a busy loop takes for as many requests one by one."""
 TOGETHER_BYTES: Final = 1 << 20
 """Payload of a request of short parts."""
 
@@ -81,15 +88,38 @@ class GatheredReads:
         self._under_way: dict[MemberId, _Sent] = {}
         """The request of short parts that each member has; its members are those of the lake."""
         self._waiting: dict[MemberId, deque[Part]] = {}
+        self.readers = 0
+        """Readers that are under way."""
+        self._asked = 0
+        """Parts that were asked for since the last were sent."""
+        self._is_settling = False
 
     def ask(self, part: Part) -> None:
         """Send a part, now or with others; it is refused while its member is not connected."""
         if part.size > SHORT_BYTES:
             self._send([part])
-        elif part.member in self._under_way:
+        elif part.member in self._under_way or self.readers > 1:
             self._waiting.setdefault(part.member, deque()).append(part)
+            self._asked += 1
         else:
             self._send([part])
+
+    async def settle(self) -> None:
+        """Send what was asked when others have asked too; returns at once if nothing is held, or another does it."""
+        if not self._asked or self._is_settling:
+            return
+        self._is_settling = True
+        until = trio.current_time() + HELD_S
+        try:
+            seen, quiet = 0, 0
+            while quiet < QUIET_STEPS and trio.current_time() < until:
+                seen, quiet = self._asked, quiet + 1 if self._asked == seen else 0
+                await trio.lowlevel.checkpoint()
+        finally:
+            self._is_settling = False
+            self._asked = 0
+            for member in [*self._waiting]:
+                self._send_waiting(member)
 
     def give_up(self, part: Part) -> None:
         """Want no answer to a part."""
@@ -140,11 +170,16 @@ class GatheredReads:
         self._ended(sent)
 
     def _ended(self, sent: _Sent) -> None:
-        """Send what waited for a request."""
-        member = sent.member
-        if self._under_way.get(member) is not sent:
+        """Send what waited for a request, unless it is still held."""
+        if self._under_way.get(sent.member) is sent:
+            del self._under_way[sent.member]
+            if not self._is_settling:
+                self._send_waiting(sent.member)
+
+    def _send_waiting(self, member: MemberId) -> None:
+        """Send what waits for a member, if it has no request of short parts."""
+        if member in self._under_way:
             return
-        del self._under_way[member]
         waiting = self._waiting.pop(member, None)
         while waiting and member not in self._under_way:
             if parts := _taken(waiting):

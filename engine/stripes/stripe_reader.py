@@ -76,9 +76,8 @@ class StripeReader:
     async def read(self, ranges: Sequence[Range]) -> list[Got | LakeError]:
         """Return what was read of each range, checked, or its error: see `Stripes.read`."""
         reading = _Reading(self._members, self._code, self._offload, self._known, self._times, self._gathered)
-        for item in ranges:
-            reading.begin(item)
         try:
+            reading.begin_all(ranges)
             if not await reading.run(ranges):
                 with plain_errors():
                     async with trio.open_nursery() as nursery:
@@ -122,6 +121,8 @@ class _Reading:
         left = [item for item in ranges if item.outcome is None]
         while left:
             self._ask_more(left)
+            if self._gathered is not None:
+                await self._gathered.settle()
             if not self._send_refused():
                 return False
             await self._finish(left)
@@ -130,9 +131,17 @@ class _Reading:
                 await self._wait()
         return True
 
+    def begin_all(self, ranges: Sequence[Range]) -> None:
+        """Plan the reads of all ranges; `end` has to be called from now on."""
+        if self._gathered is not None:
+            self._gathered.readers += 1
+        for item in ranges:
+            self._begin(item)
+
     def end(self) -> None:
         """Give up what is still asked."""
         if self._gathered is not None:
+            self._gathered.readers -= 1
             for part in self._parts:
                 if part.is_under_way:
                     self._gathered.give_up(part)
@@ -148,7 +157,7 @@ class _Reading:
 
     # --- ranges ------------------------------------------------------------------------------------
 
-    def begin(self, item: Range) -> None:
+    def _begin(self, item: Range) -> None:
         """Plan the reads of a range: one of the whole chunk, or one for each shard that it touches."""
         if (known := self._known.get(item.chunk)) is not None:
             item.vector = known.crcs
