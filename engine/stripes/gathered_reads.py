@@ -9,6 +9,7 @@ A request costs its member some tenths of a millisecond of CPU, whatever it asks
 is alone waits for nobody.
 
 Rules kept here:
+- An answer is late after the member's p95 from its request on: what waits for another request adds to no request.
 - A reader that ends gives up its asks.  A request that nobody waits for any more is given up, and makes place.
 - An answer that is not that of its request fails all its asks.  What lies elsewhere than at an ask's target is copied:
   the target of one reader never keeps bytes of another.
@@ -48,17 +49,21 @@ TOGETHER_BYTES: Final = 1 << 20
 class Part:
     """Asks of one reader, to one member, that fit a request."""
 
-    __slots__ = ("asks", "expires_at", "is_refused", "member", "sent", "size", "wake")
+    __slots__ = ("asks", "expires_at", "is_refused", "late_after_s", "late_at", "member", "sent", "size", "wake")
 
-    def __init__(self, member: MemberId, asks: Sequence[Ask], wake: Callable[[], None]) -> None:
-        """`wake` is called when the asks are answered, or the part is refused."""
+    def __init__(self, member: MemberId, asks: Sequence[Ask], late_after_s: float, wake: Callable[[], None]) -> None:
+        """`late_after_s`: see `AnswerTimes`.  `wake` is called when the asks are answered, or the part is refused."""
         self.member = member
         self.asks = asks
         self.size = sum([len(ask.target) for ask in asks])
         self.wake: Callable[[], None] | None = wake
         """None once nobody waits for the answer."""
         self.sent: _Sent | None = None
-        self.expires_at = trio.current_time() + MEMBER_ANSWER_S
+        now = trio.current_time()
+        self.late_after_s = late_after_s
+        self.late_at = now + 2 * late_after_s
+        """When its answer is late: counted from the request; until then, the request before it may take its time."""
+        self.expires_at = now + MEMBER_ANSWER_S
         self.is_refused = False
         """True when there was no connection for it: the reader has to make one."""
 
@@ -71,6 +76,11 @@ class Part:
     def is_answered(self) -> bool:
         """True when it was answered, and not refused."""
         return self.wake is None and not self.is_refused
+
+    def begin(self, sent: _Sent | None) -> None:
+        """Note that it is asked now."""
+        self.sent = sent
+        self.late_at = trio.current_time() + self.late_after_s
 
     def end(self, *, is_refused: bool = False) -> None:
         """Wake the reader, once."""
@@ -151,7 +161,7 @@ class GatheredReads:
             return
         sent.begun = begun
         for part in parts:
-            part.sent = sent
+            part.begin(sent)
         if sent.size <= SHORT_BYTES or len(parts) > 1:
             self._under_way.setdefault(member, sent)
 

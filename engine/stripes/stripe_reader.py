@@ -110,8 +110,8 @@ class _Reading:
         self._gathered: Final = gathered
         self._nursery: trio.Nursery | None = None
         self._news = trio.Event()
-        self._waits: list[tuple[float, Part]] = []
-        """Requests under way that are not late, and when they will be."""
+        self._waits: list[Part] = []
+        """Parts that are not answered, and not late."""
         self._parts: list[Part] = []
         """Parts that were given to `GatheredReads`, and may be answered."""
 
@@ -148,7 +148,7 @@ class _Reading:
 
     async def _wait(self) -> None:
         """Wait for an answer, or until one is late."""
-        until = [late_at for late_at, _ in self._waits]
+        until = [part.late_at for part in self._waits]
         until = until or [part.expires_at for part in self._parts if part.is_under_way]
         with trio.move_on_at(min(until, default=math.inf)):
             await self._news.wait()
@@ -201,10 +201,10 @@ class _Reading:
                     for ask in read.next_asks(self._members.is_up):
                         due.setdefault(ask.member, []).append(ask)
         for member, asks in due.items():
-            late_at = trio.current_time() + self._times.late_after_s(member)
+            late_after_s = self._times.late_after_s(member)
             for some in request_parts(asks, lambda ask: len(ask.target)):
-                part = Part(member, some, self._news_came)
-                self._waits.append((late_at, part))
+                part = Part(member, some, late_after_s, self._news_came)
+                self._waits.append(part)
                 self._parts.append(part)
                 if self._gathered is None:
                     part.end(is_refused=True)
@@ -225,6 +225,7 @@ class _Reading:
     async def _ask(self, part: Part) -> None:
         """Ask a member by a call, which connects first."""
         request = read_request(part.asks)
+        part.begin(None)
         began = trio.current_time()
         try:
             reply = await self._members.call(part.member, request, into=[ask.target for ask in part.asks])
@@ -238,7 +239,7 @@ class _Reading:
                 reply.body.release()
         finally:
             self._times.note(part.member, trio.current_time() - began)
-        self._waits = [wait for wait in self._waits if wait[1] is not part]
+        self._waits = [wait for wait in self._waits if wait is not part]
         self._news_came()
 
     def _news_came(self) -> None:
@@ -251,11 +252,11 @@ class _Reading:
             if part.is_under_way and part.expires_at <= now and self._gathered is not None:
                 self._gathered.expire(part)
         self._parts = [part for part in self._parts if part.is_under_way or part.is_refused]
-        for late_at, part in self._waits:
-            if late_at <= now:
+        for part in self._waits:
+            if part.late_at <= now:
                 for ask in part.asks:
                     ask.is_late = True
-        self._waits = [wait for wait in self._waits if wait[0] > now and not wait[1].is_answered]
+        self._waits = [part for part in self._waits if part.late_at > now and not part.is_answered]
 
     # --- finishing ---------------------------------------------------------------------------------
 

@@ -109,10 +109,12 @@ class RiggedMembers:
         self.calls: Counter[str] = Counter()
         self.bytes_read = 0
         self.abandoned: list[memoryview] = []
+        self.pauses_s: list[float] = []
+        """Times that the next requests take."""
         self.nursery: trio.Nursery | None = None
         """Where requests are begun; None: there are no connections yet, each has to be made by `call`."""
-        self.asked: list[tuple[MemberId, int]] = []
-        """Begun requests: the member, and how many shards were asked for."""
+        self.asked: list[tuple[MemberId, list[bytes]]] = []
+        """Begun requests: the member, and the chunks whose shards were asked for."""
 
     def is_up(self, member: MemberId) -> bool:
         return self.faults.get(member) is not Fault.AWAY and member in self.clients
@@ -138,6 +140,8 @@ class RiggedMembers:
         if fault is Fault.SCRIBBLING:
             self.abandoned += into
             await trio.sleep_forever()
+        if self.pauses_s:
+            await trio.sleep(self.pauses_s.pop(0))
         if fault is Fault.LATE:
             await trio.sleep(2.0)
         if fault is Fault.FULL and isinstance(request, m.StoreShards):
@@ -168,7 +172,7 @@ class RiggedMembers:
         if self.nursery is None or not self.is_up(member):
             return None
         assert isinstance(request, m.ReadChunks), "only reads are begun"
-        self.asked.append((member, len(request.chunks)))
+        self.asked.append((member, request.chunks))
         begun = BegunCall(self, member, done)
         self.nursery.start_soon(begun.run, request, into)
         return begun
