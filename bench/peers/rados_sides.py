@@ -99,6 +99,11 @@ class LakeSide(Side):
         self._lake = self._machine.connect()
         self._client = connect_blocking(self._machine.address)
 
+    @property
+    def address(self) -> str:
+        """The address of the lake's head."""
+        return self._machine.address
+
     def close(self) -> None:
         """End the clients."""
         self._client.close()

@@ -13,7 +13,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -21,7 +21,7 @@ import structlog
 import trio
 
 from engine.members.lent_area import LentArea
-from lakefs.client.trio.engine import RemoteEngine
+from lakefs.client.trio.engine import Answered, RemoteEngine
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.ids import Buffer
 from lakefs.limits import MEMBER_ANSWER_S
@@ -72,6 +72,10 @@ class LentPayload:
             if offsets is not None:
                 return await self._call_to_end(msgspec.structs.replace(request, memory=self._number, offsets=offsets))
         return await self._engine.call(request, body, into=into)
+
+    def begin(self, request: m.Request, into: Sequence[memoryview], done: Answered) -> Callable[[], None] | None:
+        """See `RemoteEngine.begin`."""
+        return self._engine.begin(request, into, done)
 
     async def _call_to_end(self, request: m.Request) -> Reply:
         """Call; when cancelled, end when the member has answered, or cannot any more."""

@@ -21,8 +21,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
+import outcome
 import structlog
 import trio
 
@@ -58,6 +59,17 @@ class MemberClient(Protocol):
         ...
 
 
+@runtime_checkable
+class BeginningClient(Protocol):
+    """A connection on which requests are sent without a task that waits for each; see `RemoteEngine.begin`."""
+
+    def begin(
+        self, request: Request, into: Sequence[memoryview], done: Callable[[outcome.Outcome[Reply]], None]
+    ) -> Callable[[], None] | None:
+        """Send a request now; returns what gives its answer up, None if nothing was sent."""
+        ...
+
+
 Connect = Callable[[MemberRecord], AbstractAsyncContextManager[MemberClient]]
 """Connects to a member; the connection ends with the block.  Raises LakeErrors."""
 
@@ -69,6 +81,8 @@ class MemberLink:
         self.member: Final = member
         self.client: MemberClient | None = None
         """The connection; None while there is none."""
+        self.begins: BeginningClient | None = None
+        """The connection, if requests can be begun on it."""
         self.away: EngineUnreachable | None = None
         """The reason why the member is away; None while it is not known to be."""
         self.in_flight = 0
@@ -135,7 +149,7 @@ class MemberLink:
         if client is self.client:
             self._lost = error
             self._note_away(error)
-            self.client = None
+            self.client = self.begins = None
             self._settled = trio.Event()
             self._woken.set()
 
@@ -199,6 +213,7 @@ class MemberLink:
         if self.away is not None:
             _log.info("member_reached", member=self.member.hex())
         self.client, self.away, self._has_served, self._is_surplus = client, None, True, False
+        self.begins = client if isinstance(client, BeginningClient) else None
         self.used_at = trio.current_time()
         self._settled.set()
         self._returned.set()
@@ -208,7 +223,7 @@ class MemberLink:
                 await self._wait_unused(client)
                 nursery.cancel_scope.cancel()
         finally:
-            self.client = None
+            self.client = self.begins = None
             self._settled = trio.Event()
         return self._lost
 

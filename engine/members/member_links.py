@@ -11,7 +11,7 @@ Rules kept here:
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
@@ -21,12 +21,13 @@ from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.lake_view import LakeView, open_lake_view
 from engine.coordinator.records import MemberRecord, MemberState
 from engine.host.tasks import plain_errors
+from engine.members.begun_request import BegunRequest, begin_request, lost_error
 from engine.members.lent_area import LentArea
 from engine.members.lent_payload import LentPayload, lend
 from engine.members.member_link import Connect, MemberClient, MemberLink
 from lakefs.client.trio.engine import RemoteEngine, connect_engine
 from lakefs.cluster.table import Table
-from lakefs.errors import EngineBusy, EngineUnreachable, StaleEpoch
+from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, StaleEpoch
 from lakefs.ids import Buffer, GcGeneration, MemberId, RingEpoch
 from lakefs.limits import MEMBER_ANSWER_S, MEMBER_LINKS_MAX, MEMBER_SILENCE_S
 from lakefs.ports import Network
@@ -163,8 +164,19 @@ class MemberLinks:
             link.lose(client, error)
         finally:
             link.end()
-        reason = "" if link.away is None else link.away.message
-        raise EngineUnreachable(reason or f"member {member.hex()[:12]}: the connection was lost", subject=member.hex())
+        raise lost_error(link)
+
+    def begin(
+        self,
+        member: MemberId,
+        request: m.Request,
+        into: Sequence[memoryview],
+        done: Callable[[Reply | LakeError], None],
+    ) -> BegunRequest | None:
+        """See `BeginningMembers`.  Not for requests of a ring epoch."""
+        assert not isinstance(request, _OF_AN_EPOCH), "newer tables are read by `call`"
+        link = None if self._is_closed else self._links.get(member)
+        return None if link is None else begin_request(link, request, into, done)
 
     def look_anew(self) -> None:
         """Let each link look at the lake's records, which have changed."""

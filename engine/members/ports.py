@@ -6,8 +6,8 @@ head's handlers store and read whole chunks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from lakefs.cluster.table import Table
 from lakefs.errors import LakeError
@@ -52,6 +52,32 @@ class Members(Known, Protocol):
         StaleEpoch when the member knows a newer table than the request's: `tables` is newer when this is raised.
         The memory of `body` is the caller's again when this returns or raises, also when cancelled.  That of `into` is
         only when this returns or raises a LakeError: after a cancelled call it may still be written to.
+        """
+        ...
+
+
+class Begun(Protocol):
+    """A request that was sent, and whose answer is still to come."""
+
+    def give_up(self) -> None:
+        """Want no answer: `done` is not called.  The memory of `into` may still be written to.  Again: nothing."""
+        ...
+
+    def expire(self) -> None:
+        """Take the member for lost, because the answer took MEMBER_ANSWER_S; `done` gets the error now."""
+        ...
+
+
+@runtime_checkable
+class BeginningMembers(Protocol):
+    """Members to which requests are sent without a task that waits for each."""
+
+    def begin(
+        self, member: MemberId, request: Request, into: Sequence[memoryview], done: Callable[[Reply | LakeError], None]
+    ) -> Begun | None:
+        """Send a request now; `done` is called with its reply or error, once, in a later step, and raises nothing.
+
+        None, and nothing was sent, while there is no connection to the member that takes it: `Members.call` makes one.
         """
         ...
 

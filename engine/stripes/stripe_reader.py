@@ -1,7 +1,8 @@
 """Reads ranges of chunks by their lengths: the members are asked, late answers are not waited for.
 
 Rules kept here:
-- All that one member is asked at a time is one request, split where it is over the limits of a frame.
+- All that one member is asked at a time is one request, split where it is over the limits of a frame.  Requests are
+  sent without a task for each (`GatheredReads`); only where a member has to be connected first, tasks wait for that.
 - Answers are received where the chunk is put together.  While one that is late may still arrive, other memory is used.
 - An answer is late after the member's p95 (`AnswerTimes`): then others are asked, and the first that suffices ends the
   read.  Requests that are not needed any more are cancelled.
@@ -18,21 +19,20 @@ from typing import Final, NamedTuple
 import trio
 
 from engine.host.tasks import plain_errors
-from engine.members.ports import Got, Members
+from engine.members.ports import BeginningMembers, Got, Members
 from engine.stripes.answer_times import AnswerTimes
 from engine.stripes.chunk_assembly import Made, made, made_from_any
 from engine.stripes.chunk_read import Ask, ChunkRead
+from engine.stripes.gathered_reads import GatheredReads, Part, read_request, take
 from engine.stripes.known_chunks import KnownChunks
 from engine.stripes.request_parts import request_parts
 from engine.stripes.stripe_errors import damaged, not_found, not_read
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.content.verify import crcs_between, granules_around
-from lakefs.errors import ChunkDamaged, CorruptionError, LakeError, ProtocolError
+from lakefs.errors import CorruptionError, LakeError
 from lakefs.ids import ChunkId, MemberId
 from lakefs.limits import GRANULE_BYTES
 from lakefs.ports import Offload
-from lakefs.wire import messages as m
-from lakefs.wire.engine_port import Reply
 
 
 class FirstPart(NamedTuple):
@@ -71,14 +71,20 @@ class StripeReader:
         self._offload = offload
         self._known = known
         self._times = AnswerTimes()
+        self._gathered = GatheredReads(members, self._times) if isinstance(members, BeginningMembers) else None
 
     async def read(self, ranges: Sequence[Range]) -> list[Got | LakeError]:
         """Return what was read of each range, checked, or its error: see `Stripes.read`."""
-        with plain_errors():
-            async with trio.open_nursery() as nursery:
-                reading = _Reading(self._members, self._code, self._offload, self._known, self._times, nursery)
-                await reading.run(ranges)
-                nursery.cancel_scope.cancel()
+        reading = _Reading(self._members, self._code, self._offload, self._known, self._times, self._gathered)
+        try:
+            reading.begin_all(ranges)
+            if not await reading.run(ranges):
+                with plain_errors():
+                    async with trio.open_nursery() as nursery:
+                        await reading.run(ranges, nursery)
+                        nursery.cancel_scope.cancel()
+        finally:
+            reading.end()
         outcomes = [item.outcome for item in ranges if item.outcome is not None]
         assert len(outcomes) == len(ranges), "each range has an outcome"
         return outcomes
@@ -94,32 +100,60 @@ class _Reading:
         offload: Offload,
         known: KnownChunks,
         times: AnswerTimes,
-        nursery: trio.Nursery,
+        gathered: GatheredReads | None,
     ) -> None:
         self._members: Final = members
         self._code: Final = code
         self._offload: Final = offload
         self._known: Final = known
         self._times: Final = times
-        self._nursery: Final = nursery
+        self._gathered: Final = gathered
+        self._nursery: trio.Nursery | None = None
         self._news = trio.Event()
-        self._waits: list[tuple[float, list[Ask]]] = []
-        """Requests under way that are not late, and when they will be."""
+        self._waits: list[Part] = []
+        """Parts that are not answered, and not late."""
+        self._parts: list[Part] = []
+        """Parts that were given to `GatheredReads`, and may be answered."""
 
-    async def run(self, ranges: Sequence[Range]) -> None:
-        """Give each range its outcome."""
-        for item in ranges:
-            self._begin(item)
-        left = list(ranges)
+    async def run(self, ranges: Sequence[Range], nursery: trio.Nursery | None = None) -> bool:
+        """Give each range its outcome; return False if that needs a nursery, for requests that connect first."""
+        self._nursery = nursery
+        left = [item for item in ranges if item.outcome is None]
         while left:
             self._ask_more(left)
+            if self._gathered is not None:
+                await self._gathered.settle()
+            if not self._send_refused():
+                return False
             await self._finish(left)
             left = [item for item in left if item.outcome is None]
             if left and all(self._is_waiting(item) for item in left):
-                with trio.move_on_at(min([late_at for late_at, _ in self._waits], default=math.inf)):
-                    await self._news.wait()
-                self._news = trio.Event()
-                self._note_late()
+                await self._wait()
+        return True
+
+    def begin_all(self, ranges: Sequence[Range]) -> None:
+        """Plan the reads of all ranges; `end` has to be called from now on."""
+        if self._gathered is not None:
+            self._gathered.readers += 1
+        for item in ranges:
+            self._begin(item)
+
+    def end(self) -> None:
+        """Give up what is still asked."""
+        if self._gathered is not None:
+            self._gathered.readers -= 1
+            for part in self._parts:
+                if part.is_under_way:
+                    self._gathered.give_up(part)
+
+    async def _wait(self) -> None:
+        """Wait for an answer, or until one is late."""
+        until = [part.late_at for part in self._waits]
+        until = until or [part.expires_at for part in self._parts if part.is_under_way]
+        with trio.move_on_at(min(until, default=math.inf)):
+            await self._news.wait()
+        self._news = trio.Event()
+        self._note_late()
 
     # --- ranges ------------------------------------------------------------------------------------
 
@@ -167,40 +201,62 @@ class _Reading:
                     for ask in read.next_asks(self._members.is_up):
                         due.setdefault(ask.member, []).append(ask)
         for member, asks in due.items():
-            late_at = trio.current_time() + self._times.late_after_s(member)
-            for part in request_parts(asks, lambda ask: len(ask.target)):
-                self._waits.append((late_at, part))
-                self._nursery.start_soon(self._ask, member, part)
+            late_after_s = self._times.late_after_s(member)
+            for some in request_parts(asks, lambda ask: len(ask.target)):
+                part = Part(member, some, late_after_s, self._news_came)
+                self._waits.append(part)
+                self._parts.append(part)
+                if self._gathered is None:
+                    part.end(is_refused=True)
+                else:
+                    self._gathered.ask(part)
 
-    async def _ask(self, member: MemberId, asks: list[Ask]) -> None:
-        request = m.ReadChunks(
-            [ask.read.chunk for ask in asks],
-            [ask.begin for ask in asks],
-            [len(ask.target) for ask in asks],
-            [ask.shard for ask in asks],
-        )
+    def _send_refused(self) -> bool:
+        """Send parts that were refused by tasks of their own; return False if there are some, and no nursery."""
+        refused = [part for part in self._parts if part.is_refused]
+        if refused and self._nursery is None:
+            return False
+        self._parts = [part for part in self._parts if part.is_under_way]
+        for part in refused:
+            assert self._nursery is not None, "checked above"
+            self._nursery.start_soon(self._ask, part)
+        return True
+
+    async def _ask(self, part: Part) -> None:
+        """Ask a member by a call, which connects first."""
+        request = read_request(part.asks)
+        part.begin(None)
         began = trio.current_time()
         try:
-            reply = await self._members.call(member, request, into=[ask.target for ask in asks])
+            reply = await self._members.call(part.member, request, into=[ask.target for ask in part.asks])
         except LakeError as error:
-            for ask in asks:
+            for ask in part.asks:
                 ask.read.failed(ask, error)
         else:
             try:
-                _take(asks, reply)
+                take(part.asks, reply)
             finally:
                 reply.body.release()
         finally:
-            self._times.note(member, trio.current_time() - began)
-        self._waits = [wait for wait in self._waits if wait[1] is not asks]
+            self._times.note(part.member, trio.current_time() - began)
+        self._waits = [wait for wait in self._waits if wait is not part]
+        self._news_came()
+
+    def _news_came(self) -> None:
         self._news.set()
 
     def _note_late(self) -> None:
+        """Note which requests are answered, which are late, and which are not answered in time."""
         now = trio.current_time()
-        for _, asks in [wait for wait in self._waits if wait[0] <= now]:
-            for ask in asks:
-                ask.is_late = True
-        self._waits = [wait for wait in self._waits if wait[0] > now]
+        for part in self._parts:
+            if part.is_under_way and part.expires_at <= now and self._gathered is not None:
+                self._gathered.expire(part)
+        self._parts = [part for part in self._parts if part.is_under_way or part.is_refused]
+        for part in self._waits:
+            if part.late_at <= now:
+                for ask in part.asks:
+                    ask.is_late = True
+        self._waits = [part for part in self._waits if part.late_at > now and not part.is_answered]
 
     # --- finishing ---------------------------------------------------------------------------------
 
@@ -272,35 +328,6 @@ def _begin_with_first(item: Range) -> None:
         return
     if (first.offset, len(first.payload)) == (read.begin, read.part_bytes(0)):
         read.begin_with(first.member, 0, first.payload, first.crcs)
-
-
-def _take(asks: Sequence[Ask], reply: Reply) -> None:
-    """Give each ask its piece of a member's answer, or its failure."""
-    message, parts = reply.message, reply.body.parts
-    assert isinstance(message, m.ReadChunksReply), "the answer to ReadChunks"
-    pieces = message.pieces
-    if not len(pieces) == len(message.chunk_lengths) == len(asks) or sum(p.length for p in pieces) != reply.body.nbytes:
-        for ask in asks:
-            ask.read.failed(ask, ProtocolError("the pieces of an answer are not those of its request"))
-        return
-    is_in_place = len(parts) == len(asks) and all(
-        piece.length == len(ask.target) and isinstance(part, memoryview) and part.obj is ask.target.obj
-        for ask, piece, part in zip(asks, pieces, parts, strict=True)
-    )
-    body = memoryview(b"") if is_in_place else memoryview(reply.body.joined())
-    at = 0
-    for ask, piece, chunk_bytes in zip(asks, pieces, message.chunk_lengths, strict=True):
-        if piece.failure is not None:
-            ask.read.failed(ask, piece.failure.as_error())
-        elif chunk_bytes != ask.read.length:
-            ask.read.failed(ask, ChunkDamaged(f"a shard of a chunk of {chunk_bytes} bytes, not of {ask.read.length}"))
-        elif piece.offset != ask.begin or piece.length != len(ask.target):
-            ask.read.failed(
-                ask, ChunkDamaged(f"{piece.length} bytes from {piece.offset} of a shard; others were meant")
-            )
-        else:
-            ask.read.answered(ask, ask.target if is_in_place else body[at : at + piece.length], piece.crcs)
-        at += piece.length
 
 
 def _make_all(ready: Sequence[tuple[Range, ChunkRead]]) -> list[Made | None]:

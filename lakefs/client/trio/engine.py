@@ -49,6 +49,8 @@ from lakefs.wire.messages import Hello, HelloReply, Ping, Request, Watch, WatchE
 from lakefs.wire.offers import Offers
 
 CLIENT_NAME: Final = "lakefs-python"
+Answered = Callable[["outcome.Outcome[Reply]"], None]
+"""Called once with the answer to a request, or its error, in the task that receives; raises nothing."""
 
 
 @asynccontextmanager
@@ -83,24 +85,41 @@ async def connect_engine(
 
 
 class _Call:
-    """A request in flight.  `task`: the task that waits for its final frame; None if none does."""
+    """A request in flight.
 
-    __slots__ = ("into", "raise_cancel", "receiving", "sent", "task")
+    `task`: the task that waits for its final frame; None if none does.  `done` is called with it instead, if given.
+    """
 
-    def __init__(self, task: trio.lowlevel.Task | None, into: Sequence[memoryview]) -> None:
+    __slots__ = ("done", "into", "raise_cancel", "receiving", "sent", "task")
+
+    def __init__(
+        self, task: trio.lowlevel.Task | None, into: Sequence[memoryview], done: Answered | None = None
+    ) -> None:
         self.task = task
+        self.done = done
         self.into = into
         self.sent = False
         self.receiving = False
         self.raise_cancel: Callable[[], NoReturn] | None = None
 
     def wake(self, result: outcome.Outcome[Reply]) -> bool:
-        """Give the waiting task its result; return False if no task waits."""
+        """Give the result to whom waits; return False if nobody does."""
         task, self.task = self.task, None
-        if task is None:
-            return False
-        trio.lowlevel.reschedule(task, result)
-        return True
+        done, self.done = self.done, None
+        if task is not None:
+            trio.lowlevel.reschedule(task, result)
+        elif done is not None:
+            done(result)
+        return task is not None or done is not None
+
+    @property
+    def is_awaited(self) -> bool:
+        """True if somebody waits for the answer."""
+        return self.task is not None or self.done is not None
+
+    def forget(self) -> None:
+        """Let nobody wait for the answer."""
+        self.task = self.done = None
 
 
 class RemoteEngine:
@@ -183,7 +202,7 @@ class RemoteEngine:
 
     def _ask(self) -> Asked:
         """Send a Ping, behind the frames that the engine has not taken yet."""
-        if self._wire.open_count - len(self._watches) >= self.hello.inflight_max:
+        if self._is_full:
             return Asked.NOT_NOW
         self._send_unawaited(Ping())
         return Asked.SENT
@@ -214,6 +233,19 @@ class RemoteEngine:
         await self._wait_slot()
         stream_id, call = self._begin(request, body, descriptors, into)
         return await self._end(stream_id, call)
+
+    def begin(self, request: Request, into: Sequence[memoryview], done: Answered) -> Callable[[], None] | None:
+        """Send a request without waiting: `done` gets the answer in a later step.
+
+        Returns a call that gives the answer up: the engine may end early, and `into` may still be written to after
+        that.  None if nothing was sent: the connection takes no further request now.
+        """
+        if self._lost is not None or self.draining or self._is_full:
+            return None
+        stream_id, frame = self._wire.request(request)
+        call = self._calls[stream_id] = _Call(None, into, done)
+        self._sender.send(frame, (), (), partial(self._sent, stream_id, call))
+        return partial(self._abandon, stream_id, call)
 
     @asynccontextmanager
     async def watch(self, bucket: str, *, others_only: bool = False) -> AsyncIterator[WatchEvents]:
@@ -291,8 +323,13 @@ class RemoteEngine:
     # --- one call ----------------------------------------------------------------------------------
 
     async def _wait_slot(self) -> None:
-        while self._lost is None and self._wire.open_count - len(self._watches) >= self.hello.inflight_max:
+        while self._lost is None and self._is_full:
             await self._slots.park()
+
+    @property
+    def _is_full(self) -> bool:
+        """True if as many requests are in flight as the engine takes."""
+        return self._wire.open_count - len(self._watches) >= self.hello.inflight_max
 
     def _begin(
         self,
@@ -336,7 +373,7 @@ class RemoteEngine:
             self._abandon(stream_id, call)
 
     def _abandon(self, stream_id: int, call: _Call) -> None:
-        call.task = None
+        call.forget()
         if self._lost is None and self._wire.is_open(stream_id):
             self._sender.send(self._wire.cancel(stream_id))
 
@@ -364,7 +401,7 @@ class RemoteEngine:
         descriptors = self._receiver.claim(event.descriptor_count)
         parts: Sequence[Buffer] = ()
         try:
-            if event.body_bytes and call.task is None:
+            if event.body_bytes and not call.is_awaited:
                 self._wire.reader.skip_body()
             elif event.body_bytes:
                 own, parts = reply_memory(call.into, event.body_bytes)

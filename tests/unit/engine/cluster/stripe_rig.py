@@ -109,6 +109,12 @@ class RiggedMembers:
         self.calls: Counter[str] = Counter()
         self.bytes_read = 0
         self.abandoned: list[memoryview] = []
+        self.pauses_s: list[float] = []
+        """Times that the next requests take."""
+        self.nursery: trio.Nursery | None = None
+        """Where requests are begun; None: there are no connections yet, each has to be made by `call`."""
+        self.asked: list[tuple[MemberId, list[bytes]]] = []
+        """Begun requests: the member, and the chunks whose shards were asked for."""
 
     def is_up(self, member: MemberId) -> bool:
         return self.faults.get(member) is not Fault.AWAY and member in self.clients
@@ -134,6 +140,8 @@ class RiggedMembers:
         if fault is Fault.SCRIBBLING:
             self.abandoned += into
             await trio.sleep_forever()
+        if self.pauses_s:
+            await trio.sleep(self.pauses_s.pop(0))
         if fault is Fault.LATE:
             await trio.sleep(2.0)
         if fault is Fault.FULL and isinstance(request, m.StoreShards):
@@ -153,6 +161,54 @@ class RiggedMembers:
             said = [length and self.misstated and length + self.misstated for length in reply.message.chunk_lengths]
             reply.message = msgspec.structs.replace(reply.message, chunk_lengths=said)
         return _tampered(fault, request, reply)
+
+    def begin(
+        self,
+        member: MemberId,
+        request: m.Request,
+        into: Sequence[memoryview],
+        done: Callable[[Reply | LakeError], None],
+    ) -> BegunCall | None:
+        if self.nursery is None or not self.is_up(member):
+            return None
+        assert isinstance(request, m.ReadChunks), "only reads are begun"
+        self.asked.append((member, request.chunks))
+        begun = BegunCall(self, member, done)
+        self.nursery.start_soon(begun.run, request, into)
+        return begun
+
+
+class BegunCall:
+    """A call in a task of its own: `Begun` for tests."""
+
+    def __init__(self, members: RiggedMembers, member: MemberId, done: Callable[[Reply | LakeError], None]) -> None:
+        self._members = members
+        self._member = member
+        self._done: Callable[[Reply | LakeError], None] | None = done
+        self._scope = trio.CancelScope()
+
+    async def run(self, request: m.Request, into: Sequence[memoryview]) -> None:
+        with self._scope:
+            try:
+                self._end(await self._members.call(self._member, request, into=into))
+            except LakeError as error:
+                self._end(error)
+
+    def give_up(self) -> None:
+        self._done = None
+        self._scope.cancel()
+
+    def expire(self) -> None:
+        self._members.faults[self._member] = Fault.AWAY
+        self._end(EngineUnreachable(f"member {self._member.hex()} is silent"))
+        self._scope.cancel()
+
+    def _end(self, result: Reply | LakeError) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            done(result)
+        elif isinstance(result, Reply):
+            result.body.release()
 
 
 def _tampered(fault: Fault, request: m.Request, reply: Reply) -> Reply:
@@ -289,7 +345,10 @@ async def lake(protection: str = "4+2", count: int = 6, machines: int = 0) -> As
             (await client.call(m.SetEpoch(table.ring_epoch, pack(table), GENERATION))).body.release()
         rig = Rig(RiggedMembers(clients, [table]), stores)
         await begin_records(rig.state, table)
-        yield rig
+        async with trio.open_nursery() as nursery:
+            rig.members.nursery = nursery
+            yield rig
+            nursery.cancel_scope.cancel()
         rig.check_given_back()
         for client in clients.values():
             await client.aclose()

@@ -20,7 +20,7 @@ from engine.host.tasks import plain_errors
 from engine.members.lent_area import LentArea
 from engine.members.lent_payload import LENT_FROM_BYTES, LentPayload
 from engine.members.member_link import MemberClient
-from engine.members.member_links import connect_member, open_member_links
+from engine.members.member_links import MemberLinks, connect_member, open_member_links
 from engine.members.ports import NewChunk, Wanted
 from engine.requests.table import Service
 from engine.server.listener import Server
@@ -38,7 +38,7 @@ from lakefs.ids import GcGeneration, MemberId, RingEpoch, data_chunk_id
 from lakefs.limits import CHUNK_BYTES, GIB, MIB, PAGE_BYTES
 from lakefs.transport.streams import TrioNetwork
 from lakefs.wire.engine_port import Body, Reply, ServedClient
-from lakefs.wire.messages import Request, StoreShards
+from lakefs.wire.messages import ReadChunks, Request, StoreShards
 from tests.memory_coordinator import memory_coordinator
 from tests.shards import Shard, store_request
 from tests.store_rig import simulated_store
@@ -58,6 +58,10 @@ class Noting(Service):
         self.body_bytes: list[int] = []
         self.may_serve = trio.Event()
         self.may_serve.set()
+        self.reads = 0
+        self.cancelled_reads = 0
+        self.may_read = trio.Event()
+        self.may_read.set()
 
     async def serve(self, client: ServedClient, request: Request, body: Body, descriptors: Sequence[int]) -> Reply:
         if isinstance(request, StoreShards):
@@ -65,6 +69,13 @@ class Noting(Service):
             self.body_bytes.append(body.nbytes)
             with trio.CancelScope(shield=True):  # as a process that does not run
                 await self.may_serve.wait()
+        if isinstance(request, ReadChunks):
+            self.reads += 1
+            try:
+                await self.may_read.wait()
+            except trio.Cancelled:
+                self.cancelled_reads += 1
+                raise
         return await super().serve(client, request, body, descriptors)
 
 
@@ -74,6 +85,7 @@ class Lake:
 
     stripes: LakeStripes
     area: LentArea
+    links: MemberLinks
     members: list[Noting] = field(default_factory=list)
     records: list[MemberRecord] = field(default_factory=list)
 
@@ -108,7 +120,7 @@ async def lake(folder: Path, addresses: str = "unix:{folder}/{number}") -> Async
         parity = BufferPool(POOL_BYTES, memory=area.part(POOL_BYTES))
         connect = partial(connect_member, token="secret", area=area)
         async with open_member_links(coordinator, connect) as links:
-            yield Lake(LakeStripes(links, state, InlineOffload(), parity), area, services, records)
+            yield Lake(LakeStripes(links, state, InlineOffload(), parity), area, links, services, records)
         for server in servers:
             await server.drain(5)
         nursery.cancel_scope.cancel()

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import trio
+import trio.testing
 
 from engine.members.ports import Wanted
 from lakefs.cluster.members import Member
@@ -145,9 +146,11 @@ def test_a_read_ends_its_requests_that_are_not_needed_any_more() -> None:
         assert await rig.read(data_chunk_id(payload), MIB) == payload
         assert trio.lowlevel.current_statistics().tasks_living < 100
         rig.heal()
+        await trio.testing.wait_all_tasks_blocked()
         before = trio.lowlevel.current_statistics().tasks_living
         [got] = await rig.stripes.read([Wanted(data_chunk_id(payload), MIB)])
         assert not isinstance(got, LakeError)
+        await trio.testing.wait_all_tasks_blocked()
         assert trio.lowlevel.current_statistics().tasks_living == before
         assert rig.table.ring_epoch == RingEpoch(1)
 
