@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from engine.coordinator.lake_state import Dirty
 from lakefs.ids import MemberId, Partition, RingEpoch
 
-AT_ONCE_S: Final = 1.5
+AT_ONCE_S: Final = 0.5
 """A walk takes about that long: what becomes dirty, and is more urgent, waits for its end."""
 GROWTH_MAX: Final = 4.0
 GAP_CHUNKS: Final = 64
