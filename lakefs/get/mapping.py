@@ -127,7 +127,7 @@ def map_object(access: Access, name: Name, offset: int = 0, length: int | None =
     """
     if not access.offers.segments:
         raise InvalidArgument(
-            f"{name}: objects are mapped over the engine's Unix socket only; read it instead", subject=str(name)
+            f"{name}: objects are mapped over the Unix socket of one engine only; read it instead", subject=str(name)
         )
     if offset < 0 or (length is not None and length < 0):
         raise InvalidArgument(f"{name}: there is no range {offset}+{length}", subject=str(name))

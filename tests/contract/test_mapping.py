@@ -65,7 +65,7 @@ def test_a_mapping_shows_the_objects_bytes_and_pins_them_meanwhile(kind: Kind, c
     async def body(lake: Driven) -> None:
         if not lake.steps.offers.segments:
             await lake.run(lake.steps.put("bkt/k", b"small"))
-            with pytest.raises(InvalidArgument, match="Unix socket only"):
+            with pytest.raises(InvalidArgument, match="Unix socket of one engine only"):
                 await mapped(lake, print)
             return
         for content in (b"", b"small", content_of(65_536), content_of(300_001), ROW):
