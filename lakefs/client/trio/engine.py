@@ -24,6 +24,7 @@ import outcome
 import trio
 
 from lakefs.client.silence import Asked, Silence, silent_error
+from lakefs.client.trio.calls import Answered, Call
 from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError
 from lakefs.host.descriptors import close_all
 from lakefs.ids import Buffer
@@ -49,8 +50,6 @@ from lakefs.wire.messages import Hello, HelloReply, Ping, Request, Watch, WatchE
 from lakefs.wire.offers import Offers
 
 CLIENT_NAME: Final = "lakefs-python"
-Answered = Callable[["outcome.Outcome[Reply]"], None]
-"""Called once with the answer to a request, or its error, in the task that receives; raises nothing."""
 
 
 @asynccontextmanager
@@ -84,44 +83,6 @@ async def connect_engine(
         del failure  # no cycle of frame and traceback
 
 
-class _Call:
-    """A request in flight.
-
-    `task`: the task that waits for its final frame; None if none does.  `done` is called with it instead, if given.
-    """
-
-    __slots__ = ("done", "into", "raise_cancel", "receiving", "sent", "task")
-
-    def __init__(
-        self, task: trio.lowlevel.Task | None, into: Sequence[memoryview], done: Answered | None = None
-    ) -> None:
-        self.task = task
-        self.done = done
-        self.into = into
-        self.sent = False
-        self.receiving = False
-        self.raise_cancel: Callable[[], NoReturn] | None = None
-
-    def wake(self, result: outcome.Outcome[Reply]) -> bool:
-        """Give the result to whom waits; return False if nobody does."""
-        task, self.task = self.task, None
-        done, self.done = self.done, None
-        if task is not None:
-            trio.lowlevel.reschedule(task, result)
-        elif done is not None:
-            done(result)
-        return task is not None or done is not None
-
-    @property
-    def is_awaited(self) -> bool:
-        """True if somebody waits for the answer."""
-        return self.task is not None or self.done is not None
-
-    def forget(self) -> None:
-        """Let nobody wait for the answer."""
-        self.task = self.done = None
-
-
 class RemoteEngine:
     """An `EngineClient` over one connection.  Made by `connect_engine`."""
 
@@ -135,7 +96,7 @@ class RemoteEngine:
         self._receiver = FrameReceiver[ClientEvent](
             stream, self._wire, frame_timeout_s=FRAME_TIMEOUT_S, before_wait=self._sender.flush
         )
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Call] = {}
         self._watches: dict[int, WatchEvents] = {}
         self._slots = trio.lowlevel.ParkingLot()
         self._hello: HelloReply | None = None
@@ -209,7 +170,7 @@ class RemoteEngine:
 
     def _send_unawaited(self, request: Request) -> None:
         stream_id, frame = self._wire.request(request)
-        call = self._calls[stream_id] = _Call(None, ())
+        call = self._calls[stream_id] = Call(None, ())
         self._sender.send(frame, (), (), partial(self._sent, stream_id, call))
 
     async def wait_idle(self) -> None:
@@ -243,7 +204,7 @@ class RemoteEngine:
         if self._lost is not None or self.draining or self._is_full:
             return None
         stream_id, frame = self._wire.request(request)
-        call = self._calls[stream_id] = _Call(None, into, done)
+        call = self._calls[stream_id] = Call(None, into, done)
         self._sender.send(frame, (), (), partial(self._sent, stream_id, call))
         return partial(self._abandon, stream_id, call)
 
@@ -337,7 +298,7 @@ class RemoteEngine:
         body: Sequence[Buffer] = (),
         descriptors: Sequence[int] = (),
         into: Sequence[memoryview] = (),
-    ) -> tuple[int, _Call]:
+    ) -> tuple[int, Call]:
         """Send or queue a request, without a checkpoint; return its stream and call."""
         if self._lost is not None:
             raise _again(self._lost)
@@ -347,12 +308,12 @@ class RemoteEngine:
             raise InvalidArgument(f"descriptors cannot be sent to {self.address}", subject=self.address)
         body_bytes = sum(map(len, body)) if body else 0
         stream_id, frame = self._wire.request(request, body_bytes, len(descriptors))
-        call = _Call(trio.lowlevel.current_task(), into)
+        call = Call(trio.lowlevel.current_task(), into)
         self._calls[stream_id] = call
         self._sender.send(frame, body, descriptors, partial(self._sent, stream_id, call))
         return stream_id, call
 
-    async def _end(self, stream_id: int, call: _Call) -> Reply:
+    async def _end(self, stream_id: int, call: Call) -> Reply:
         """Wait for the final frame; return the reply."""
 
         def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
@@ -365,14 +326,14 @@ class RemoteEngine:
         reply: Reply = await trio.lowlevel.wait_task_rescheduled(abort)
         return reply
 
-    def _sent(self, stream_id: int, call: _Call) -> None:
+    def _sent(self, stream_id: int, call: Call) -> None:
         """Note that the kernel has the request: a call that was cancelled may end now."""
         call.sent = True
         if call.raise_cancel is not None:
             call.wake(outcome.capture(call.raise_cancel))
             self._abandon(stream_id, call)
 
-    def _abandon(self, stream_id: int, call: _Call) -> None:
+    def _abandon(self, stream_id: int, call: Call) -> None:
         call.forget()
         if self._lost is None and self._wire.is_open(stream_id):
             self._sender.send(self._wire.cancel(stream_id))
