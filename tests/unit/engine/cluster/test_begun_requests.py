@@ -20,7 +20,7 @@ READ = ReadChunks([data_chunk_id(PAYLOAD)], [0], [4096], [0])
 
 
 class Answers:
-    """What `done` was called with."""
+    """The calls of `done`."""
 
     def __init__(self) -> None:
         self.found: list[Reply | LakeError] = []
