@@ -21,7 +21,8 @@ import structlog
 import trio
 
 from engine.members.lent_area import LentArea
-from lakefs.client.trio.calls import Answered, RemoteEngine
+from lakefs.client.trio.calls import Answered
+from lakefs.client.trio.engine import RemoteEngine
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.ids import Buffer
 from lakefs.limits import MEMBER_ANSWER_S

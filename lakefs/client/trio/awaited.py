@@ -18,8 +18,8 @@ from typing import Final
 import structlog
 import trio
 
-from lakefs.client.trio.engine import WatchEvents
 from lakefs.client.trio.reconnecting import ReconnectingEngine, connect_reconnecting
+from lakefs.client.trio.watch_events import WatchEvents
 from lakefs.errors import EngineUnreachable, LakeError, OperationalError
 from lakefs.ids import Buffer
 from lakefs.limits import ENGINE_SILENCE_S

@@ -14,7 +14,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -25,10 +24,11 @@ import trio
 
 from lakefs.client.silence import Asked, Silence, silent_error
 from lakefs.client.trio.calls import Answered, Call
+from lakefs.client.trio.watch_events import WatchEvents, again
 from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError
 from lakefs.host.descriptors import close_all
 from lakefs.ids import Buffer
-from lakefs.limits import FRAME_TIMEOUT_S, HELLO_TIMEOUT_S, WATCH_QUEUE_MAX
+from lakefs.limits import FRAME_TIMEOUT_S, HELLO_TIMEOUT_S
 from lakefs.ports import Network, Stream
 from lakefs.transport.framing import FrameReceiver, FrameSender
 from lakefs.transport.sockets import lost_error
@@ -46,7 +46,7 @@ from lakefs.wire.connection import (
 )
 from lakefs.wire.engine_port import Body, Reply
 from lakefs.wire.frames import PROTOCOL_VERSION
-from lakefs.wire.messages import Hello, HelloReply, Ping, Request, Watch, WatchEvent
+from lakefs.wire.messages import Hello, HelloReply, Ping, Request, Watch
 from lakefs.wire.offers import Offers
 
 CLIENT_NAME: Final = "lakefs-python"
@@ -275,7 +275,7 @@ class RemoteEngine:
         self._sender.drop_all()
         self._receiver.close()
         for call in self._calls.values():
-            call.wake(outcome.Error(_again(error)))
+            call.wake(outcome.Error(again(error)))
         self._calls.clear()
         for events in self._watches.values():
             events.end(error)
@@ -301,7 +301,7 @@ class RemoteEngine:
     ) -> tuple[int, Call]:
         """Send or queue a request, without a checkpoint; return its stream and call."""
         if self._lost is not None:
-            raise _again(self._lost)
+            raise again(self._lost)
         if self.draining:
             raise EngineBusy(f"the engine at {self.address} is shutting down", subject=self.address)
         if descriptors and not self.carries_descriptors:
@@ -396,49 +396,3 @@ class RemoteEngine:
         self._slots.unpark()
         if not self._wire.open_count:
             self._idle.set()
-
-
-class WatchEvents:
-    """Events of one watch, oldest first.  A reader that falls behind gets one `resync` for the dropped events."""
-
-    def __init__(self) -> None:
-        self._events: deque[WatchEvent] = deque()
-        self._error: LakeError | None = None
-        self._over = False
-        self._changed = trio.Event()
-
-    def __aiter__(self) -> WatchEvents:
-        return self
-
-    async def __anext__(self) -> WatchEvent:
-        """Wait for the next event.  Raises the error that ended the watch, or StopAsyncIteration if none did."""
-        while not self._events:
-            if self._error is not None:
-                raise _again(self._error)
-            if self._over:
-                raise StopAsyncIteration
-            self._changed = trio.Event()
-            await self._changed.wait()
-        return self._events.popleft()
-
-    def add(self, event: WatchEvent) -> None:
-        """Add an event; if too many wait, replace all by one `resync`."""
-        if len(self._events) >= WATCH_QUEUE_MAX:
-            self._events.clear()
-            event = WatchEvent("resync", event.sequence, event.bucket)
-        self._events.append(event)
-        self._changed.set()
-
-    def end(self, error: LakeError | None) -> None:
-        """End the events; only the first call counts."""
-        if not self._over:
-            self._error = error
-            self._over = True
-            self._changed.set()
-
-
-def _again(error: LakeError) -> LakeError:
-    """Return a copy of an error: each caller raises its own, with its own traceback."""
-    copy = type(error)(error.message, subject=error.subject)
-    copy.goes_on = error.goes_on
-    return copy

@@ -20,7 +20,8 @@ from typing import Final
 
 import trio
 
-from lakefs.client.trio.engine import RemoteEngine, WatchEvents, connect_engine
+from lakefs.client.trio.engine import RemoteEngine, connect_engine
+from lakefs.client.trio.watch_events import WatchEvents
 from lakefs.errors import EngineBusy, EngineUnreachable, LakeError
 from lakefs.ids import Buffer
 from lakefs.limits import ENGINE_SILENCE_S, ENGINE_WAIT_S
