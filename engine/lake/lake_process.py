@@ -22,6 +22,7 @@ from typing import Final
 import structlog
 import trio
 
+from engine.head.local_keys import LOCAL_KEYS_DESCRIPTORS
 from engine.host.local_disk import LocalDisk
 from engine.lake.folders import check_devices, is_wanted, look_at_folders
 from engine.lake.lake_members import take_new_folders
@@ -187,7 +188,9 @@ def _running(config: Config, lake: LakeParts, group: int | None) -> RunningLake:
     disk = LocalDisk(config.data)
     token = native_token(disk) if config.native else None
     slabs = lake.plan.tier.size_bytes // SLAB_BYTES
-    connections = connections_limit(DESCRIPTORS_PER_SLAB * slabs + (STRANGERS_MAX if config.native else 0))
+    connections = connections_limit(
+        DESCRIPTORS_PER_SLAB * slabs + LOCAL_KEYS_DESCRIPTORS + (STRANGERS_MAX if config.native else 0)
+    )
     machine = lake.plan.machine
     title = f"lake    {machine.name or machine.lake}  ({len(lake.processes.members)} members"
     title += f", protection {lake.protection}" + (f", names at {machine.names_at})" if machine.names_at else ")")
