@@ -55,7 +55,7 @@ class KeyHomes:
         """`machine`: the id of this one, "" if it is not known."""
         self._members = members
         self.local: Final = LocalKeys(members, clock, machine)
-        """What clients look keys up in."""
+        """Memory in which clients look keys up."""
         self._clock = clock
         self._ring: KeyRing | None = None
         self._ring_epoch = RingEpoch(0)

@@ -116,7 +116,7 @@ cdef class Finder:
         return lengths, indexes, packed
 
     def match(self, uint32_t space, list keys not None, list sizes=None):
-        """Return for each key True or False: it has a value, or none; None: it cannot be told here.
+        """Return for each key True or False: it has a value, or none; None: it is not known here.
 
         `sizes`: the length that each value has to have (0: any); a key with another has none.  ValueError for a key of
         no keyed blob, and when keys and sizes do not go together.
