@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _OF_MEMBERS: Final = ("log_level", "scrub_interval", "scrub_rate", "io_uring")
 """Settings of a lake that are each member's."""
 _NO_PORTS: Final = ("--s3", "off", "--admin", "off", "--rdma", "off")
-_NO_FACES: Final = (*_NO_PORTS, *("--hot-index", "off", "--dram-tier-bytes", "0", "--upload-expiry", "0"))
-"""A member has no client but the lake: no ports, and no memory for clients of this machine."""
+_NO_FACES: Final = (*_NO_PORTS, *("--dram-tier-bytes", "0", "--upload-expiry", "0"))
+"""A member has no client but the lake: no ports, and no tier for clients of this machine."""
 
 
 @click.command()
@@ -188,6 +188,8 @@ def member_command(
         "--native",
         str(address or "off"),
         *_NO_FACES,
+        "--hot-index",
+        "off" if config.hot_index == "off" else "memory",
         *passed_on,
         "--member",
         lake_id.hex(),

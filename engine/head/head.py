@@ -5,9 +5,10 @@
     chunks           hashed here, stored and read over the members (`engine.members.ports.Stripes`)
 
     DRAM tier        chunks that are read again, shared with clients on this machine (`engine.head.head_tier`)
+    key homes        keyed indexes of the members on this machine, for clients there (`engine.head.local_keys`)
 
-Clients use it as they use one engine.  Other memory that one engine shares with clients (segments, pins, stamps, the
-keyed index) does not exist here: these requests are refused, and Hello names no such feature.
+Clients use it as they use one engine.  Other memory that one engine shares with clients (segments of its own, pins,
+stamps, a keyed index) does not exist here: these requests are refused, and Hello names no such feature.
 
 Rules kept here:
 - Names and the head see the same clients: each has a connection of its own to the names, and both end together.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from typing import Any, Final
 
 import msgspec
@@ -35,6 +36,7 @@ from engine.head.head_keyed import HeadKeyed, KeyMatches
 from engine.head.head_keyed_commits import HeadKeyedCommits
 from engine.head.head_keyed_puts import HeadKeyedPuts
 from engine.head.head_loads import HeadKeyedLoads, HeadLoads
+from engine.head.head_local import HeadLocal
 from engine.head.head_manifests import HeadManifests
 from engine.head.head_pins import HeadPins
 from engine.head.head_reads import ChunkReads, HeadOpens
@@ -62,11 +64,10 @@ from lakefs.ports import Clock, Offload
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply, ServedClient, never, nothing
 
-_OFFERED: Final = m.FEATURE_EACH | m.FEATURE_SOURCES | m.FEATURE_LENT_MEMORY
+_OFFERED: Final = m.FEATURE_EACH | m.FEATURE_SOURCES | m.FEATURE_LENT_MEMORY | m.FEATURE_KEY_HOMES
 """Features of a head by itself, beside those of its DRAM tier."""
 NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
-    # memory of an engine: segments, stamps, the keyed index
-    m.OpenSegments,
+    # memory of an engine: pins, stamps, the keyed index
     m.PinChunks,
     m.UnpinChunks,
     m.OpenStamps,
@@ -145,10 +146,11 @@ class HeadParts:
         buffers: BufferPool,
         about_machine: AboutMachine = dict,
         memory: HeadMemory = NO_MEMORY,
+        machine: str = "",
     ) -> None:
         self.stripes = KeyedChunks(stripes, members, offload)
         self.members = members
-        self.homes = KeyHomes(members, clock)
+        self.homes = KeyHomes(members, clock, machine)
         self.about_machine = about_machine
         self.offload = offload
         self.clock = clock
@@ -206,14 +208,15 @@ async def open_head(
     buffers: BufferPool,
     about_machine: AboutMachine = dict,
     memory: HeadMemory = NO_MEMORY,
+    machine: str = "",
 ) -> AsyncIterator[Head]:
     """Open a head; it ends with the block, and its connections to names with it.
 
     `about_machine` returns what this machine has of the lake: it is a part of the status.  `memory`: the head's DRAM
-    tier, which the caller closes behind it.
+    tier, which the caller closes behind it.  `machine`: the id of this one, "" if it is not known.
     """
-    parts = HeadParts(stripes, members, offload, clock, buffers, about_machine, memory)
-    with plain_errors():
+    parts = HeadParts(stripes, members, offload, clock, buffers, about_machine, memory, machine)
+    with plain_errors(), closing(parts.homes.local):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(SessionRenewal(parts.references, parts.chunks).run)
             if memory.tier is not None:
@@ -329,7 +332,7 @@ def _groups(parts: HeadParts) -> list[Group]:
             bodies={m.StoreChunks: puts.receive, m.PutObjects: objects.receive},
             ends=[puts.disconnected],
         ),
-        Group([opens, reads, loads, parts.tier, TierRequests(parts.tier), lent], ends=[lent.disconnected]),
+        Group([opens, reads, loads, TierRequests(parts.tier), lent], ends=[lent.disconnected]),
         Group([about], ends=[about.disconnected], others=dict.fromkeys(PASSED_ON, _pass_on)),
     ]
 
@@ -342,6 +345,7 @@ def _keyed_groups(parts: HeadParts, binds: HeadBinds, loads: HeadLoads) -> list[
     keyed = HeadKeyed(parts.homes, matches, parts.pins)
     return [
         Group([HeadSpaces(parts.homes), HeadKeyedLoads(matches, loads), keyed, parts.pins, commits]),
+        Group([HeadLocal(parts.homes, parts.tier)]),
         Group([puts], bodies={m.KeyedPut: puts.receive}, ends=[parts.pins.disconnected]),
     ]
 

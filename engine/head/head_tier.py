@@ -23,23 +23,20 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from engine.chunks.manifests import checked_chunks
 from engine.format.layouts import ChunkRecord
 from engine.head.head_chunks import KnownLengths
 from engine.members.ports import Got, Stripes, Wanted
-from engine.requests.handlers import handles
 from engine.requests.locate import reads_slabs
 from engine.sessions.references import Client
 from engine.tiers.dram_filler import Dram, PinnedRange
 from engine.tiers.dram_tier import DramTier, Placement
 from engine.tiers.tier_index import TierIndex
 from lakefs.content.verify import vector_bytes
-from lakefs.errors import ChunkDamaged, InvalidArgument, LakeError, UnsupportedVersion
+from lakefs.errors import ChunkDamaged, InvalidArgument, LakeError
 from lakefs.ids import Birth, ChunkId, SegmentId, id_text
 from lakefs.limits import DRAM_PAYLOAD_BYTES_MIN, GRANULE_BYTES
 from lakefs.ports import Offload
 from lakefs.wire import messages as m
-from lakefs.wire.engine_port import Reply
 
 
 class HeadMemory(NamedTuple):
@@ -162,15 +159,12 @@ class HeadTier:
         for index, found in zip(inside, some, strict=True):
             grants[index] = found
 
-    @handles(m.NoteReads)
-    async def note_reads(self, request: m.NoteReads) -> Reply:
-        if request.keys:
-            raise UnsupportedVersion("a head shares no table of keys: nobody uses keys without a request here")
-        for chunk in checked_chunks(request.chunks):
+    def note_reads(self, chunks: Sequence[ChunkId]) -> None:
+        """Note reads that clients did without a request."""
+        for chunk in chunks:
             length = self.length_of(chunk)
             if length and self.dram.note_read(chunk, length, by_client=True):
                 self.dram.want(chunk)
-        return Reply(m.Done())
 
     # --- in the tier -------------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ Rules kept here:
 - A removed space is not found by a head that knows of it; each other head knows of it HEAD_SPACES_FRESH_S later, also
   where a home could not be reached and still has the values.
 - Members answer a list of an earlier version with the later one's: then the names are asked again.
+- Clients that look keys up by themselves (`engine.head.local_keys`) do so by the ring that is used here, and are sent
+  back to the head in the step in which it uses another.
 - Kept is nothing that another head would need.
 """
 
@@ -23,6 +25,7 @@ import trio
 from msgspec.structs import replace
 
 from engine.head.head_clients import HeadClient
+from engine.head.local_keys import KeyHomesMemory, LocalKeys
 from engine.host.tasks import run_all
 from engine.members.ports import Members
 from lakefs.cluster.key_ring import KeyRing
@@ -35,7 +38,7 @@ from lakefs.wire.engine_port import Reply
 
 GIVE_ATTEMPTS: Final = 4
 """Times that a home is given the lake's spaces for one request, as spaces and tables change."""
-_OfKeys = m.KeyedMatch | m.KeyedRead | m.KeyedPut | m.KeyedCommit | m.KeyedRemove
+_OfKeys = m.NoteReads | m.KeyedMatch | m.KeyedRead | m.KeyedPut | m.KeyedCommit | m.KeyedRemove
 
 
 class Told(NamedTuple):
@@ -48,8 +51,11 @@ class Told(NamedTuple):
 class KeyHomes:
     """The homes of keys, as one head asks them.  Used on the loop."""
 
-    def __init__(self, members: Members, clock: Clock) -> None:
+    def __init__(self, members: Members, clock: Clock, machine: str = "") -> None:
+        """`machine`: the id of this one, "" if it is not known."""
         self._members = members
+        self.local: Final = LocalKeys(members, clock, machine)
+        """Memory in which clients look keys up."""
         self._clock = clock
         self._ring: KeyRing | None = None
         self._ring_epoch = RingEpoch(0)
@@ -68,6 +74,7 @@ class KeyHomes:
         if self._ring is None or self._ring_epoch != table.ring_epoch:
             self._ring, self._ring_epoch = table.key_ring(), table.ring_epoch
             self._told.clear()  # shares are others now
+            self.local.use_ring()
         return self._ring
 
     def by_home(self, space: int, keys: Sequence[bytes], indexes: Iterable[int]) -> dict[MemberId, list[int]]:
@@ -77,6 +84,19 @@ class KeyHomes:
         for index in indexes:
             found.setdefault(home(space, keys[index]), []).append(index)
         return found
+
+    def look(self) -> None:
+        """Use the newest table from now on; call it when there is one, so that clients do not use an earlier ring."""
+        self.by_home(0, (), ())
+
+    async def shared(self) -> KeyHomesMemory:
+        """Return what clients look keys up in.  EngineBusy: memory is short, or members change all the time."""
+        for _ in range(GIVE_ATTEMPTS):
+            ring = self.ring
+            memory = await self.local.key_homes(ring, self._members.tables[0])
+            if memory is not None and self.ring is ring:
+                return memory
+        raise EngineBusy("the lake's members change all the time; try again")
 
     # --- the lake's spaces -------------------------------------------------------------------------
 
@@ -172,10 +192,16 @@ class KeyHomes:
             if self._told.get(home) != Told(self._listing, self._members.tables[0].ring_epoch):
                 await self._give(client, home)
             try:
-                return await self._members.call(home, request, body)
+                reply = await self._members.call(home, request, body)
+            except EngineUnreachable:
+                self.local.away(home)
+                raise
             except SpaceNotFound:  # the home has started on an older disk, or another head knows of a removal
                 self._told.pop(home, None)
                 await self.read(client)
                 if request.space not in self._spaces:
                     raise
+                continue
+            self.local.answered(home)
+            return reply
         raise EngineBusy("the lake's spaces change all the time; try again")

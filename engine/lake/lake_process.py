@@ -24,6 +24,7 @@ import msgspec
 import structlog
 import trio
 
+from engine.head.local_keys import LOCAL_KEYS_DESCRIPTORS
 from engine.host.local_disk import LocalDisk
 from engine.lake.children import open_parent
 from engine.lake.folders import check_devices, is_wanted, look_at_folders
@@ -279,7 +280,9 @@ def _running(kind: Callable[..., R], config: Config, lake: LakeParts, group: int
     disk = LocalDisk(config.data)
     token = clients_token(config.folders) if config.native else None
     slabs = lake.plan.tier.size_bytes // SLAB_BYTES
-    connections = connections_limit(DESCRIPTORS_PER_SLAB * slabs + (STRANGERS_MAX if config.native else 0))
+    connections = connections_limit(
+        DESCRIPTORS_PER_SLAB * slabs + LOCAL_KEYS_DESCRIPTORS + (STRANGERS_MAX if config.native else 0)
+    )
     machine = lake.plan.machine
     title = f"lake    {machine.name or machine.lake}  ({len(lake.processes.all)} members"
     title += f", protection {lake.protection}" + (f", names at {machine.names_at})" if machine.names_at else ")")

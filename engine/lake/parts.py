@@ -310,8 +310,11 @@ async def _open_head(
         buffers=content.buffers,
         about_machine=about,
         memory=memory,
+        machine=plan.machine.machine,
     )
-    return await stack.enter_async_context(opening)
+    head = await stack.enter_async_context(opening)
+    stack.callback(content.links.view.on_change(head.parts.homes.look))
+    return head
 
 
 @asynccontextmanager

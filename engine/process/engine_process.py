@@ -26,7 +26,7 @@ from engine.process.running import (
     serve_until_signal,
     tier_size_of,
 )
-from engine.process.shared_index_life import run_keyed_index, run_shared_index
+from engine.process.shared_index_life import run_indexes_of_member, run_keyed_index, run_shared_index
 from engine.requests.table import Service
 from engine.server.listener import Server
 from engine.store.local_store import open_local_store
@@ -110,8 +110,11 @@ async def _run_in_places(
                 _log.warning("the disk is read through threads", reason=reason)
             engine = _running(config, store, _token(config, store), group, connections)
             async with trio.open_nursery() as nursery:
-                await nursery.start(run_shared_index, store, config.hot_index, config.hot_index_entries)
-                await nursery.start(run_keyed_index, store)
+                if cluster_id == NO_CLUSTER:
+                    await nursery.start(run_shared_index, store, config.hot_index, config.hot_index_entries)
+                    await nursery.start(run_keyed_index, store)
+                else:
+                    nursery.start_soon(run_indexes_of_member, store, config.hot_index)
                 listening.set()
                 nursery.start_soon(_collect_periodically, store)
                 nursery.start_soon(_scrub_periodically, store, config.scrub_interval)

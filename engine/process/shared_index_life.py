@@ -2,10 +2,14 @@
 
 Only a serving engine has one; a store opened for one command has none.  If it cannot be made, the start fails when a
 path was configured; else the error is logged, and the engine serves without it.
+
+A member of a lake has both once it keeps keys, for clients on its machine (`engine.head.local_keys`).  They name whole
+chunks alone, which are those of values: its shards have no entries.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import structlog
@@ -33,10 +37,28 @@ BY_ITSELF: Final = ("auto", "memory")
 _log: Final = structlog.get_logger(__name__)
 
 
+async def run_indexes_of_member(store: Store, setting: str) -> None:
+    """Make and run the shared index and the keyed index of a member of a lake, from when it keeps keys on."""
+    if setting == OFF:
+        return
+    await store.keyed.used.wait()
+    async with trio.open_nursery() as nursery:
+        least = max(KEYED_INDEX_ENTRIES_MIN, 2 * _value_count(store))
+        await nursery.start(partial(run_shared_index, store, "memory", 0, least=least))
+        await nursery.start(run_keyed_index, store)
+
+
 async def run_shared_index(
-    store: Store, setting: str, entries: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    store: Store,
+    setting: str,
+    entries: int,
+    *,
+    least: int = 0,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Make and run the store's shared index; `started` is called once it is in use.  `entries` 0: it sizes itself.
+    """Make and run the store's shared index; `started` is called once it is in use.
+
+    `entries` 0: it sizes itself, for `least` chunks at first if that is given, else for those of the store.
 
     If a path was given: ConfigError, StoreLocked, EngineBusy, DiskFailed.  Else an error is logged, and the store runs
     without a shared index.
@@ -45,7 +67,7 @@ async def run_shared_index(
         task_status.started()
         return
     try:
-        index = await _opened(store, setting, entries)
+        index = await _opened(store, setting, entries, least or _likely_entries(store))
     except LakeError as error:
         if setting not in BY_ITSELF:
             raise
@@ -70,9 +92,7 @@ async def run_keyed_index(store: Store, *, task_status: trio.TaskStatus[None] = 
     if shared is None or not keyed_index.IS_BUILT:
         task_status.started()
         return
-    with store.metadata.view() as view:
-        entries = sum(space.entries for space in list_spaces(view))
-    capacity = min(capacity_for(max(KEYED_INDEX_ENTRIES_MIN, entries)), capacity_allowed())
+    capacity = min(capacity_for(max(KEYED_INDEX_ENTRIES_MIN, _value_count(store))), capacity_allowed())
     try:
         backing = await store.offload.run(open_backing, "memory", table_bytes(capacity))
     except LakeError as error:
@@ -101,9 +121,9 @@ async def run_keyed_index(store: Store, *, task_status: trio.TaskStatus[None] = 
     await index.run()
 
 
-async def _opened(store: Store, setting: str, entries: int) -> SharedIndex:
-    """Open an index that is closed with the store."""
-    wanted = capacity_for(entries or max(HOT_INDEX_ENTRIES_MIN, 2 * _chunk_count(store)))
+async def _opened(store: Store, setting: str, entries: int, least: int) -> SharedIndex:
+    """Open an index that is closed with the store, of `entries`, or of `least` at first."""
+    wanted = capacity_for(entries or least)
     capacity = min(wanted, capacity_allowed())
     backing = await store.offload.run(open_backing, setting, table_bytes(capacity))
     index = SharedIndex(
@@ -131,8 +151,13 @@ async def _opened(store: Store, setting: str, entries: int) -> SharedIndex:
     return index
 
 
-def _chunk_count(store: Store) -> int:
+def _likely_entries(store: Store) -> int:
     try:
-        return store.metadata.record_count(Table.CHUNKS)
+        return max(HOT_INDEX_ENTRIES_MIN, 2 * store.metadata.record_count(Table.CHUNKS))
     except LakeError:  # a damaged index is rebuilt later; the table grows
-        return 0
+        return HOT_INDEX_ENTRIES_MIN
+
+
+def _value_count(store: Store) -> int:
+    with store.metadata.view() as view:
+        return sum(space.entries for space in list_spaces(view))

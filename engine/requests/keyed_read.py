@@ -42,6 +42,8 @@ class KeyedReads:
         self._keyed.counts.loaded += len(found)
         self._keyed.counts.loaded_bytes += reply.body.nbytes
         self._keyed.note_used(request.space, found)
+        if self._store.keyed_index is not None:
+            self._store.keyed_index.correct(request.space, wanted.answers())
         failures = {index: failure for index, failure in wanted.failures.items() if index not in wanted.absent}
         answer = m.KeyedFound(wanted.counts, list(wanted.chunks), wanted.lengths, reply.message.pieces)
         if failures:

@@ -54,7 +54,7 @@ OF_THE_COORDINATOR: Final = (
 _SERVED: Final = [
     request
     for request in m.REQUESTS.values()
-    if request not in (m.Watch, m.ChangeMember, *BOUND_BY_HEADS, *OF_THE_COORDINATOR)
+    if request not in (m.Watch, m.ChangeMember, m.OpenKeyHomes, *BOUND_BY_HEADS, *OF_THE_COORDINATOR)
 ]
 """`Dispatch.watch` serves Watch, which has more than one reply."""
 

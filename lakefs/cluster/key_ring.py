@@ -23,7 +23,7 @@ from lakefs.cluster.members import Member
 from lakefs.cluster.ring import POSITION_BITS, Ring
 from lakefs.ids import MemberId
 
-_HASH_KEY: Final = blake3.blake3(b"", derive_key_context="lakefs-appliance 2026-11 ring key v1").digest()
+HASH_KEY: Final = blake3.blake3(b"", derive_key_context="lakefs-appliance 2026-11 ring key v1").digest()
 """Key of the hash of keys; deriving it each time would cost half as much again."""
 _SPACE: Final = struct.Struct("<Q")
 
@@ -46,9 +46,14 @@ class KeyRing:
         """The members that keep keys."""
         return list(self._arcs)
 
+    @property
+    def vnodes(self) -> list[tuple[int, MemberId]]:
+        """The position and the member of each vnode, ascending."""
+        return list(zip(self._positions, self._homes, strict=False))
+
     def home(self, space: int, key: bytes) -> MemberId:
         """Return the member that keeps this key of that space."""
-        digest = blake3.blake3(_SPACE.pack(space) + key, key=_HASH_KEY).digest(length=8)
+        digest = blake3.blake3(_SPACE.pack(space) + key, key=HASH_KEY).digest(length=8)
         return self._homes[bisect_left(self._positions, int.from_bytes(digest, "big"))]
 
     def share(self, member: MemberId, quota_bytes: int) -> int:

@@ -21,14 +21,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from lakefs.content.verify import Check, matches, room_for_vector
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.grants.grant_reads import BRING_IN_FROM
 from lakefs.host.new_bytes import NewBytes
 from lakefs.ids import ChunkId, ChunkKind, SegmentId
-from lakefs.shared_index.table import SharedIndexReader
 from lakefs.shared_index.table_format import Found
 from lakefs.wire.media import IN_FILES, IN_SLABS
 
@@ -36,11 +35,31 @@ NOT_READ: Final = -1
 _DATA: Final = int(ChunkKind.DATA)
 
 
+class Places(Protocol):
+    """Places of chunks, as something else maintains them; `lakefs.shared_index.table.SharedIndexReader` is one."""
+
+    @property
+    def find(self) -> Callable[[bytes], Found | None]:
+        """Return the place of a chunk."""
+
+    @property
+    def find_many(self) -> Callable[[list[bytes]], list[Found | None]]:
+        """Return the places of chunks, in order."""
+
+    @property
+    def find_packed(self) -> Callable[[Sequence[bytes], bytearray], int]:
+        """Write the places of chunks to memory, packed; return how many were found."""
+
+    @property
+    def is_current(self) -> bool:
+        """True while the places are maintained."""
+
+
 class DirectReads:
     """Reads of data chunks that the shared index knows and the page cache has."""
 
     def __init__(
-        self, index: SharedIndexReader, descriptors: SegmentDescriptors, check: Check, is_connected: Callable[[], bool]
+        self, index: Places, descriptors: SegmentDescriptors, check: Check, is_connected: Callable[[], bool]
     ) -> None:
         """Read by `index`; `is_connected` returns True while the engine that maintains it is connected."""
         self.index = index

@@ -1,5 +1,7 @@
 """Keyed blobs found and read without a request, through the keyed index and the page cache.
 
+At a head of a lake, by the indexes of the members on this machine: see `lakefs.direct.key_homes`.
+
     match   look up the keys             ->  present, absent, or to be asked for
     plan    look up the keys             ->  misses, values to read here with their places, or to be asked for
     read    like any direct read         ->  checked by CRC32C, or to be asked for
@@ -21,9 +23,9 @@ from typing import Final, NamedTuple
 
 from lakefs.content.verify import Check
 from lakefs.direct.chunk_reads import NOT_READ, DirectReads
+from lakefs.direct.key_homes import KeyHomesReader
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.ids import ChunkId, ChunkKind
-from lakefs.shared_index.key_format import SOME_EXPIRE, id_of_space
 from lakefs.shared_index.keyed_index import KeyedIndexReader
 from lakefs.shared_index.table_format import Found, unpacked
 
@@ -50,12 +52,16 @@ class Plan(NamedTuple):
 
 
 class KeyedReads:
-    """Look-ups and reads of values by one keyed index."""
+    """Look-ups and reads of values by one keyed index, or those of a lake's members."""
 
     def __init__(
-        self, index: KeyedIndexReader, descriptors: SegmentDescriptors, check: Check, is_connected: Callable[[], bool]
+        self,
+        index: KeyedIndexReader | KeyHomesReader,
+        descriptors: SegmentDescriptors,
+        check: Check,
+        is_connected: Callable[[], bool],
     ) -> None:
-        """`is_connected` returns True while the engine that maintains the index is connected."""
+        """`is_connected` returns True while the engine that maintains the index, or the head, is connected."""
         self.index = index
         self.reads = DirectReads(index, descriptors, Check.CRC32C, is_connected)
         """Reads of places that `plan` found."""
@@ -85,8 +91,8 @@ class KeyedReads:
         present = self.match(space, keys, sizes)
         if not any(present):
             return [False] * len(keys)
-        entry = self.index.table.find(id_of_space(space))  # behind the look-up: it never says less later
-        if entry is None or entry[3] == SOME_EXPIRE or not self.confirm():
+        # Behind the look-up: it never says less later.
+        if self.index.may_expire(space) or not self.confirm():
             return [False] * len(keys)
         return [flag is True for flag in present]
 

@@ -1,15 +1,16 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Look-ups of keys in the keyed index, native; `lakefs.shared_index.keyed_index` has the rules.
+"""Look-ups of keys in the keyed index, or in those of several members of a lake, native.
 
-Rules kept here besides:
+`lakefs.shared_index.keyed_index` and `lakefs.direct.key_homes` have the rules.  Kept here besides:
 - No step runs Python code between the first look at the space and the last: the list of keys cannot change meanwhile.
 - The interpreter's lock is held: 64 keys take some 10 us, less than giving it away and taking it back may.
 """
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from lakefs.granules.place cimport LAKE_ID_BYTES, LAKE_SEEKER_CAPSULE, LAKE_TIER_SEGMENT, lake_place, lake_seeker
@@ -61,15 +62,28 @@ cdef extern from *:
     void lake_key_id(uint8_t what, uint32_t space, const uint8_t *key, size_t length, uint8_t *id) nogil
 
 
-cdef class KeyFinder:
-    """Look-ups of keys in one table."""
+cdef extern from "lakefs/shared_index/key_home.h":
+    enum:
+        LAKE_HOME_NOWHERE
 
-    cdef object table
-    cdef lake_seeker seeker
+    ctypedef struct lake_key_ring:
+        const uint8_t *hash_key
+        const uint8_t *positions
+        const uint8_t *homes
+        size_t count
 
-    def __cinit__(self, table not None):
-        self.table = table
-        memcpy(&self.seeker, PyCapsule_GetPointer(table.seeker, LAKE_SEEKER_CAPSULE), sizeof(lake_seeker))
+    uint64_t lake_key_position(const uint8_t *hash_key, uint64_t space, const uint8_t *key, size_t length) nogil
+    uint16_t lake_key_home(const lake_key_ring *ring, uint64_t position) nogil
+
+
+cdef enum:
+    HOMES_MAX = 64
+    HOME_SHIFT = 48  # as `lakefs.shared_index.homes_format.SEGMENT_BITS` says
+    HASH_KEY_BYTES = 32
+
+
+cdef class Finder:
+    """Look-ups of keys; see the subclasses."""
 
     def plan(self, uint32_t space, list keys not None, list rooms not None):
         """Return what may be read of values, each of which has so much room: (lengths, indexes, packed).
@@ -102,7 +116,7 @@ cdef class KeyFinder:
         return lengths, indexes, packed
 
     def match(self, uint32_t space, list keys not None, list sizes=None):
-        """Return for each key True or False: it has a value, or none; None: it cannot be told here.
+        """Return for each key True or False: it has a value, or none; None: it is not known here.
 
         `sizes`: the length that each value has to have (0: any); a key with another has none.  ValueError for a key of
         no keyed blob, and when keys and sizes do not go together.
@@ -130,6 +144,23 @@ cdef class KeyFinder:
         return present
 
     cdef void look(self, uint32_t space, list keys, lake_place *places) noexcept:
+        """Look up to LAKE_KEYS_BATCH keys up; nothing is known here."""
+        cdef Py_ssize_t i
+        for i in range(PyList_GET_SIZE(keys)):
+            note_found(places + i, -1)
+
+
+cdef class KeyFinder(Finder):
+    """Look-ups of keys in one table."""
+
+    cdef object table
+    cdef lake_seeker seeker
+
+    def __cinit__(self, table not None):
+        self.table = table
+        memcpy(&self.seeker, PyCapsule_GetPointer(table.seeker, LAKE_SEEKER_CAPSULE), sizeof(lake_seeker))
+
+    cdef void look(self, uint32_t space, list keys, lake_place *places) noexcept:
         """Look up to LAKE_KEYS_BATCH keys up between two looks at their space.
 
         What is not in the table is absent if the space was whole both times, else DOUBTFUL.
@@ -138,7 +169,6 @@ cdef class KeyFinder:
         cdef uint8_t of_space[LAKE_ID_BYTES]
         cdef uint32_t before, after
         cdef Py_ssize_t i, total = PyList_GET_SIZE(keys)
-        cdef int seen
         lake_key_id(LAKE_OF_SPACE, space, NULL, 0, of_space)
         before = self.state(of_space)
         for i in range(total):
@@ -146,20 +176,122 @@ cdef class KeyFinder:
             lake_key_id(LAKE_OF_VALUE, space, <const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), ids[i])
             self.seeker.prefetch(self.seeker.table, ids[i])
         for i in range(total):
-            seen = self.seeker.seek(self.seeker.table, ids[i], places + i)
-            if seen != 1:
-                memset(places + i, 0, sizeof(lake_place))
-                places[i].tier = LAKE_KEY_ABSENT if seen == 0 else LAKE_KEY_DOUBTFUL
+            note_found(places + i, self.seeker.seek(self.seeker.table, ids[i], places + i))
         after = self.state(of_space)
         for i in range(total):
-            if after != LAKE_SPACE_WHOLE and after != LAKE_SPACE_PARTIAL:  # no space that the table knows
-                places[i].tier = LAKE_KEY_DOUBTFUL
-            elif places[i].tier == LAKE_KEY_ABSENT and (before != LAKE_SPACE_WHOLE or after != LAKE_SPACE_WHOLE):
-                places[i].tier = LAKE_KEY_DOUBTFUL
+            weigh(places + i, before, after)
 
     cdef uint32_t state(self, const uint8_t *of_space) noexcept:
         cdef lake_place place
         return place.tier if self.seeker.seek(self.seeker.table, of_space, &place) == 1 else 0
+
+
+cdef class HomesFinder(Finder):
+    """Look-ups of keys in the tables of their homes, where these are here; nothing is known of others."""
+
+    cdef list finders
+    cdef uint64_t numbers[HOMES_MAX]
+    cdef Py_ssize_t count
+    cdef Py_buffer memory
+    cdef bint has_memory
+    cdef lake_key_ring ring
+
+    def __cinit__(self, memory not None, Py_ssize_t vnodes, list finders not None, list numbers not None):
+        """`memory`: hash key, positions, homes, as `lakefs.shared_index.homes_format` has them behind its header."""
+        cdef Py_ssize_t at
+        self.has_memory = False
+        self.count = len(finders)
+        if self.count > HOMES_MAX or len(numbers) != self.count:
+            raise ValueError("each home has a number, and a finder")
+        self.finders = [<KeyFinder?>finder for finder in finders]
+        for at in range(self.count):
+            self.numbers[at] = <uint64_t>(<uint16_t>numbers[at]) << HOME_SHIFT
+        PyObject_GetBuffer(memory, &self.memory, PyBUF_SIMPLE)
+        self.has_memory = True
+        if vnodes < 0 or vnodes > (self.memory.len - HASH_KEY_BYTES) // 10 or self.memory.len < HASH_KEY_BYTES:
+            raise ValueError("the memory is shorter than the ring")
+        self.ring.hash_key = <const uint8_t *>self.memory.buf
+        self.ring.positions = self.ring.hash_key + HASH_KEY_BYTES
+        self.ring.homes = self.ring.positions + 8 * vnodes
+        self.ring.count = vnodes
+
+    def __dealloc__(self):
+        if self.has_memory:
+            PyBuffer_Release(&self.memory)
+
+    def homes(self, uint32_t space, list keys not None):
+        """Return for each key the place of its home in the list of finders; None if it is none of these."""
+        cdef uint16_t home
+        cdef list found = []
+        check_keys(keys)
+        for key in keys:
+            home = self.home(space, key)
+            found.append(None if home >= self.count else home)
+        return found
+
+    cdef uint16_t home(self, uint32_t space, bytes key) noexcept:
+        cdef uint64_t position = lake_key_position(
+            self.ring.hash_key, space, <const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key)
+        )
+        return lake_key_home(&self.ring, position)
+
+    cdef void look(self, uint32_t space, list keys, lake_place *places) noexcept:
+        """Look up to LAKE_KEYS_BATCH keys up, those of each home between two looks at their space there."""
+        cdef uint8_t ids[LAKE_KEYS_BATCH][LAKE_ID_BYTES]
+        cdef uint8_t of_space[LAKE_ID_BYTES]
+        cdef uint16_t homes[LAKE_KEYS_BATCH]
+        cdef uint32_t before[HOMES_MAX]
+        cdef uint32_t after[HOMES_MAX]
+        cdef bint is_used[HOMES_MAX]
+        cdef Py_ssize_t i, total = PyList_GET_SIZE(keys)
+        cdef uint16_t home
+        cdef KeyFinder finder
+        memset(is_used, 0, sizeof(is_used))
+        lake_key_id(LAKE_OF_SPACE, space, NULL, 0, of_space)
+        for i in range(total):
+            key = <object>PyList_GET_ITEM(keys, i)
+            homes[i] = home = self.home(space, key)
+            if home >= self.count:
+                continue
+            finder = <KeyFinder>PyList_GET_ITEM(self.finders, home)
+            if not is_used[home]:
+                is_used[home] = True
+                before[home] = finder.state(of_space)
+            lake_key_id(LAKE_OF_VALUE, space, <const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), ids[i])
+            finder.seeker.prefetch(finder.seeker.table, ids[i])
+        for i in range(total):
+            if homes[i] >= self.count:
+                note_found(places + i, -1)
+                continue
+            finder = <KeyFinder>PyList_GET_ITEM(self.finders, homes[i])
+            note_found(places + i, finder.seeker.seek(finder.seeker.table, ids[i], places + i))
+        for i in range(self.count):
+            if is_used[i]:
+                after[i] = (<KeyFinder>PyList_GET_ITEM(self.finders, i)).state(of_space)
+        for i in range(total):
+            home = homes[i]
+            if home >= self.count:
+                continue
+            weigh(places + i, before[home], after[home])
+            if places[i].tier == LAKE_TIER_SEGMENT:
+                if places[i].segment >> HOME_SHIFT:  # no segment of a store: it would be taken for another home's
+                    places[i].tier = LAKE_KEY_DOUBTFUL
+                places[i].segment |= self.numbers[home]
+
+
+cdef void note_found(lake_place *place, int seen) noexcept:
+    """Write what a look-up gave that has found the place (1), or nothing (0), or could not tell."""
+    if seen != 1:
+        memset(place, 0, sizeof(lake_place))
+        place.tier = LAKE_KEY_ABSENT if seen == 0 else LAKE_KEY_DOUBTFUL
+
+
+cdef void weigh(lake_place *place, uint32_t before, uint32_t after) noexcept:
+    """Take from a look-up what its space does not support, by its state before and after."""
+    if after != LAKE_SPACE_WHOLE and after != LAKE_SPACE_PARTIAL:  # no space that the table knows
+        place.tier = LAKE_KEY_DOUBTFUL
+    elif place.tier == LAKE_KEY_ABSENT and (before != LAKE_SPACE_WHOLE or after != LAKE_SPACE_WHOLE):
+        place.tier = LAKE_KEY_DOUBTFUL
 
 
 cdef object has_size(const lake_place *place, long long size):

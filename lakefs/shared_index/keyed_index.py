@@ -15,18 +15,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from lakefs.shared_index import table
-from lakefs.shared_index.key_format import KEYED_MAGIC
+from lakefs.shared_index.key_format import KEYED_MAGIC, SOME_EXPIRE, id_of_space
 from lakefs.shared_index.table import SharedIndexReader
 
 if TYPE_CHECKING:
-    from lakefs.shared_index._keys import KeyFinder as KeyFinder, key_id as key_id
+    from lakefs.shared_index._keys import HomesFinder as HomesFinder, KeyFinder as KeyFinder, key_id as key_id
 
     IS_BUILT: bool
 else:
     try:
-        from lakefs.shared_index._keys import KeyFinder, key_id
+        from lakefs.shared_index._keys import HomesFinder, KeyFinder, key_id
     except ImportError:
-        KeyFinder = key_id = None
+        HomesFinder = KeyFinder = key_id = None
     IS_BUILT = KeyFinder is not None and table.IS_BUILT
 
 
@@ -37,3 +37,8 @@ class KeyedIndexReader(SharedIndexReader):
         """See `SharedIndexReader`."""
         super().__init__(descriptor, KEYED_MAGIC)
         self.finder: Final = KeyFinder(self.table)
+
+    def may_expire(self, space: int) -> bool:
+        """Return True unless the table says that no value of this space expires, or ever did."""
+        entry = self.table.find(id_of_space(space))
+        return entry is None or entry[3] == SOME_EXPIRE

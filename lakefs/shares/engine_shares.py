@@ -4,7 +4,7 @@
 |---|---|---|
 | stamps | OpenStamps | what is repeated natively (`SharedContent`) |
 | shared index | OpenSharedIndex | reads of chunks by id, and what is repeated natively |
-| keyed index | OpenKeyedIndex | spaces of keyed blobs |
+| keyed index, or key homes | OpenKeyedIndex, OpenKeyHomes | spaces of keyed blobs |
 | segments, slabs | OpenSegments, OpenSlabs | all of these, and reads of granted chunks |
 | queue pair (RDMA) | FabricOpen | loads, reads and puts over a network |
 
@@ -109,7 +109,8 @@ class EngineShares:
 
         None where the engine gives none: what lies in a segment is then asked for.
         """
-        if not self._client.steps.offers.segments:
+        offers = self._client.steps.offers
+        if not (offers.segments or offers.key_homes):  # the segments of key homes are members'
             return []
         epoch = self._client.epoch
         new = [segment for segment in self.descriptors.missing(segments) if (epoch, segment) not in self._asked]

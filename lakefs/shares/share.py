@@ -16,6 +16,7 @@ from lakefs.errors import CorruptionError, EngineUnreachable, LakeError, Unsuppo
 from lakefs.host.descriptors import close_all
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.steps.steps import Steps, send
+from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import Request
 
 T = TypeVar("T")
@@ -107,12 +108,17 @@ class Share(Generic[T]):
 
 def opened(request: Request, reader: Callable[[int], R]) -> Steps[R]:
     """Return what the engine shares for a request, as `reader` maps its descriptor.  LakeError."""
+    return (yield from opened_of(request, lambda reply: reader(reply.descriptors[0])))
+
+
+def opened_of(request: Request, reader: Callable[[Reply], R]) -> Steps[R]:
+    """Return what the engine shares for a request, as `reader` maps the descriptors of its reply.  LakeError."""
     attempt = 0
     while True:
         attempt += 1
         reply = yield from send(request)
         try:
-            return reader(reply.descriptors[0])
+            return reader(reply)
         except CorruptionError:  # a later version; or it was replaced while its descriptor was sent
             if attempt >= ATTEMPTS:
                 raise

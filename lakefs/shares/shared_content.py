@@ -161,6 +161,7 @@ class SharedContent:
         with self.lock:
             reads = index.at_hand()
             if reads is not None and self.epoch == epoch == self._client.epoch:
+                assert isinstance(reads.index, SharedIndexReader), "chunks are looked up in a shared index"
                 self._index = reads.index
                 self._table.use_places(reads.index.table)
             self._is_index_due = False

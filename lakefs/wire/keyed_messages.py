@@ -273,6 +273,27 @@ class OpenKeyedIndex(Request, frozen=True):
     REPLY = KeyedIndexOpened
 
 
+class KeyHomesOpened(Message, frozen=True):
+    """Read-only descriptors, sent with this frame: of the key homes, then of index and stamps of each home.
+
+    `numbers`: of each of these homes, the number of its index in places.
+    """
+
+    numbers: list[int]
+
+
+class OpenKeyHomes(Request, frozen=True):
+    """Get the ring of keys of a lake, and the keyed indexes of the members on this machine.  See `docs/format.md`.
+
+    Only a head answers it.  PermissionDenied over TCP; UnsupportedVersion when no member is on this machine.  When the
+    magic of the key homes or of an index has become zeros, or a member's stamps say that it ended, send this request
+    again.  OpenSegments at a head opens a segment of such a place.
+    """
+
+    OP = 99
+    REPLY = KeyHomesOpened
+
+
 class KeyedRemove(Request, frozen=True):
     """Remove the values of keys; durable when answered.  SpaceNotFound; InvalidArgument for a key by itself.
 

@@ -7,6 +7,7 @@
 | sources | send a file's descriptor to be read (SourceOpen) |
 | lent memory | lend memory for puts and loads (LendMemory) |
 | shared index, keyed index | look chunks and keys up without a request (OpenSharedIndex, OpenKeyedIndex) |
+| key homes | look keys up at the members of a lake on this machine (OpenKeyHomes, OpenSegments) |
 | stamps | repeat answers about names (OpenStamps) |
 
 Descriptors must get through for all of them, so over TCP there are none; the reply to Hello names the others
@@ -20,6 +21,7 @@ from typing import Final
 from lakefs.wire.media import IN_FILES, IN_SLABS, MEDIA_OF_MACHINE
 from lakefs.wire.session_messages import (
     FEATURE_EACH,
+    FEATURE_KEY_HOMES,
     FEATURE_KEYED_INDEX,
     FEATURE_LENT_MEMORY,
     FEATURE_SEGMENTS,
@@ -38,6 +40,7 @@ class Offers:
     """The offers of the present connection; one object for a client's life, read at each use."""
 
     __slots__ = (
+        "key_homes",
         "keyed_index",
         "lent_memory",
         "media",
@@ -68,6 +71,7 @@ class Offers:
         self.lent_memory = bool(features & FEATURE_LENT_MEMORY)
         self.shared_index = bool(features & FEATURE_SHARED_INDEX)
         self.keyed_index = bool(features & FEATURE_KEYED_INDEX)
+        self.key_homes = bool(features & FEATURE_KEY_HOMES)
         self.stamps = bool(features & FEATURE_STAMPS)
         in_files, in_slabs = (IN_FILES if self.segments else frozenset()), (IN_SLABS if self.slabs else frozenset())
         self.places: frozenset[int] = in_files | in_slabs

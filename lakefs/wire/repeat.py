@@ -40,6 +40,7 @@ REPEATABLE: Final[frozenset[type[m.Request]]] = frozenset(
         m.Offer,
         m.OfferShards,
         m.OpenKeyedIndex,
+        m.OpenKeyHomes,
         m.OpenSharedIndex,
         m.OpenObjects,
         m.OpenSegments,

@@ -39,6 +39,8 @@ FEATURE_EACH: Final = 1 << 10
 
 Without this bit (an older engine) a client on the engine's machine asks for each.
 """
+FEATURE_KEY_HOMES: Final = 1 << 11
+"""Bit of HelloReply's `features`: this is a head, which gives the keyed indexes of members on its machine."""
 SHARED_BY_ENGINES: Final = (
     FEATURE_EACH
     | FEATURE_SEGMENTS

@@ -185,12 +185,11 @@ def test_a_space_that_never_was_is_refused_in_every_request(kind: Kind, space: i
             m.KeyedMatch(space, keys),
             m.KeyedRemove(space, keys),
             m.KeyedCommit(await session_of(client), space, [], [], []),
-            *([] if kind.refusal else [m.NoteReads([], space, keys)]),
+            m.NoteReads([], space, keys),
         ):
             await refused(client, SpaceNotFound, request)
         await refused(client, SpaceNotFound, m.KeyedPut(space, keys, [1], [1]), [b"x"])
-        if not kind.refusal:
-            assert await ask(client, m.NoteReads([], space), m.Done) == m.Done()
+        assert await ask(client, m.NoteReads([], space), m.Done) == m.Done()
 
     kind.run(body)
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
-import pytest
-
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.blocking.spaces import Space
 from lakefs.client.connect import connect
@@ -19,7 +17,6 @@ from lakefs.put.keyed import KeyedResult
 from tests.known.clients import Portal
 
 KINDS: Final = ("blocking", "trio")
-of_the_index: Final = pytest.mark.one_engine("a head shares no index of keys, so each is asked for")
 of_segments: Final = pytest.mark.one_engine("a head has what was read in its DRAM tier")
 
 

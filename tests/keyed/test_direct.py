@@ -23,7 +23,7 @@ from lakefs.put.keyed import Outcome
 from lakefs.shares.keys_in_use import KeysInUse
 from lakefs.wire import messages as m
 from tests.e2e.served import Served
-from tests.keyed.clients import AskingSpace, Reader, contents, index_of, loaded, of_segments, of_the_index, space_of
+from tests.keyed.clients import AskingSpace, Reader, contents, index_of, loaded, space_of
 from tests.keyed.plants import any_bytes_are_believed, once
 from tests.known.clients import requests
 
@@ -52,7 +52,6 @@ def warm(space: Reader, keys: list[bytes]) -> None:
 # --- without a request ------------------------------------------------------------------------------------
 
 
-@of_the_index
 @pytest.mark.parametrize("check", [Check.CRC32C, Check.NONE])
 def test_keys_are_matched_loaded_and_read_without_a_request(engine: Served, writer: Lake, check: Check) -> None:
     keys = keys_of(len(SIZES))
@@ -72,7 +71,7 @@ def test_keys_are_matched_loaded_and_read_without_a_request(engine: Served, writ
         assert sent == []
 
 
-@of_the_index
+@pytest.mark.one_engine("the members count the requests, and a head's status does not add them up")
 def test_a_trio_client_needs_no_request_either(engine: Served, writer: Lake) -> None:
     keys = keys_of(4)
     values = [value_of(key, 0, size) for key, size in zip(keys, SIZES, strict=False)]
@@ -91,7 +90,7 @@ def test_a_trio_client_needs_no_request_either(engine: Served, writer: Lake) -> 
         assert asked() == before
 
 
-@of_the_index
+@pytest.mark.one_engine("a head gives no places of chunks by their ids, and sends the bytes")
 def test_a_client_that_checks_by_blake3_asks_for_ids_and_matches_without(engine: Served, writer: Lake) -> None:
     keys = keys_of(3)
     values = [value_of(key, 0, 900) for key in keys]
@@ -108,7 +107,6 @@ def test_a_client_that_checks_by_blake3_asks_for_ids_and_matches_without(engine:
         assert m.KeyedLoad in map(type, sent)
 
 
-@of_the_index
 def test_values_of_several_parts_are_matched_here_and_read_by_the_engine(engine: Served, writer: Lake) -> None:
     long = random.Random(1).randbytes(5 << 20)
     with connect(engine.server, check=Check.CRC32C) as lake:
@@ -194,7 +192,6 @@ def test_a_removed_space_is_gone_at_once_and_one_of_its_name_is_another(
             assert contents(other, keys, ROOM) == [b"other", b"", b"", b"", b""]
 
 
-@of_the_index
 def test_values_that_compaction_moved_are_read_right_and_then_without_a_request(engine: Served, writer: Lake) -> None:
     right_after_moves(engine)
 
@@ -220,7 +217,7 @@ def right_after_moves(engine: Served) -> None:
         assert sent == []
 
 
-@of_segments
+@pytest.mark.one_engine("a head's tier may have the bytes that rot at a member")
 def test_a_rotten_value_is_a_miss_and_a_new_one_replaces_it(engine: Served, writer: Lake, kind: str) -> None:
     value = random.Random(kind).randbytes(50_000)
     writer.space("space").put_many([b"rots", b"stays"], [value, b"stays"])
@@ -246,7 +243,6 @@ def spoil(engine: Served, value: bytes) -> None:
     raise AssertionError("the value is in no segment")
 
 
-@of_the_index
 def test_used_keys_are_noted_so_that_eviction_knows(engine: Served, writer: Lake) -> None:
     keys = keys_of(4)
     with connect(engine.server, check=Check.CRC32C) as lake:
@@ -273,7 +269,6 @@ def test_used_keys_are_noted_so_that_eviction_knows(engine: Served, writer: Lake
         assert len(noted.keys) <= KEY_NOTES_MAX
 
 
-@of_the_index
 @pytest.mark.parametrize(("kind", "driver"), [("blocking", BlockingDriver), ("trio", TrioDriver)])
 def test_used_keys_are_told_before_a_put_which_may_evict(
     engine: Served, writer: Lake, kind: str, driver: type[Any]
@@ -357,19 +352,16 @@ def same_answers(engine: Served, writer: Lake, kind: str, seed: int) -> None:
         assert index_of(space).at_hand() is not None
 
 
-@of_the_index
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_whatever_changes_both_clients_answer_alike(engine: Served, writer: Lake, kind: str, seed: int) -> None:
     same_answers(engine, writer, kind, seed)
 
 
-@of_the_index
 def test_that_any_bytes_are_believed_would_be_noticed(engine: Served, writer: Lake) -> None:
     with any_bytes_are_believed(), pytest.raises(AssertionError, match="other bytes"):
         right_after_moves(engine)
 
 
-@of_the_index
 def test_that_answers_are_believed_for_ever_would_be_noticed(engine: Served, writer: Lake) -> None:
     plant = mock.patch.object(KeyedReads, "match", once(KeyedReads.match))
     with plant, pytest.raises(AssertionError, match=r"_put|_remove|_collect"):

@@ -23,7 +23,6 @@ from lakefs.limits import KIB
 from lakefs.plugins.kv import lmcache_connector
 from lakefs.plugins.kv.lmcache_connector import LakeConnector
 from tests.e2e.served import Served
-from tests.keyed.clients import of_segments, of_the_index
 from tests.keyed.test_direct import spoil
 from tests.known.clients import requests
 
@@ -52,7 +51,6 @@ def warm(space: Space, length: int = BLOCK) -> None:
         space.get_many_into(KEYS, [bytearray(length) for _ in KEYS])
 
 
-@of_the_index
 @pytest.mark.parametrize("length", [BLOCK, LONG])
 def test_a_load_that_two_threads_share_is_right_and_needs_no_request(engine: Served, writer: Lake, length: int) -> None:
     with connect(engine.server, check=Check.CRC32C) as lake, lake.pool(size_bytes=BLOCKS * (length + 1)) as pool:
@@ -73,7 +71,6 @@ def test_a_load_that_two_threads_share_is_right_and_needs_no_request(engine: Ser
         assert driver_of(lake).helper_thread() is driver_of(lake).helper_thread()
 
 
-@of_segments
 @pytest.mark.parametrize("length", [BLOCK, LONG])
 def test_a_rotten_block_is_a_miss_and_its_neighbours_are_not(engine: Served, writer: Lake, length: int) -> None:
     with connect(engine.server, check=Check.CRC32C) as lake:
@@ -87,7 +84,6 @@ def test_a_rotten_block_is_a_miss_and_its_neighbours_are_not(engine: Served, wri
         assert [bytes(buffer) for at, buffer in enumerate(buffers) if at != 5] == values[:5] + values[6:]
 
 
-@of_the_index
 def test_what_is_not_known_here_is_not_tried(engine: Served, writer: Lake) -> None:
     with connect(engine.server, check=Check.CRC32C) as lake:
         space = lake.space("space")
@@ -111,7 +107,6 @@ def test_what_is_not_known_here_is_not_tried(engine: Served, writer: Lake) -> No
                 space.try_get_many_into(keys, [bytearray(1) for _ in keys])
 
 
-@of_the_index
 def test_a_client_that_checks_by_blake3_is_never_answered_at_once(engine: Served, writer: Lake) -> None:
     with connect(engine.server) as lake:
         space = lake.space("space")
@@ -240,7 +235,6 @@ def get_at_once(connector: LakeConnector, names: list[str], buffers: list[memory
     raise AssertionError("no get has ended when the call returns")
 
 
-@of_the_index
 def test_the_connector_reads_at_once_what_is_in_memory_and_never_other_bytes(
     engine: Served, writer: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

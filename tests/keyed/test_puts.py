@@ -14,12 +14,11 @@ from lakefs.limits import CHUNK_BYTES, KIB
 from lakefs.put.keyed import Outcome
 from lakefs.wire import messages as m
 from tests.e2e.served import Served
-from tests.keyed.clients import contents, of_the_index
+from tests.keyed.clients import contents
 from tests.keyed.test_direct import ROOM, keys_of, value_of, warm
 from tests.known.clients import requests
 
 
-@of_the_index
 def test_present_keys_are_put_without_a_request_and_others_with_one(engine: Served, writer: Lake) -> None:
     keys = keys_of(6)
     values = [value_of(key, 0, 64 * KIB) for key in keys]
@@ -53,7 +52,6 @@ def test_present_keys_are_put_without_a_request_and_others_with_one(engine: Serv
             space.put_many(keys[:1], values[:1])
 
 
-@of_the_index
 def test_lengths_are_known_without_a_request_and_another_length_is_replaced(engine: Served, writer: Lake) -> None:
     sizes = [100, 64 * KIB, CHUNK_BYTES + 5]
     keys = keys_of(len(sizes))
@@ -77,7 +75,6 @@ def test_lengths_are_known_without_a_request_and_another_length_is_replaced(engi
         assert [bytes(buffer[:-1]) for buffer in buffers] == shorter
 
 
-@of_the_index
 def test_a_value_whose_time_is_over_is_put_anew_before_it_is_removed(engine: Served, writer: Lake) -> None:
     with connect(engine.server, check=Check.CRC32C) as lake:
         space, lasting = lake.space("space", ttl="1s"), lake.space("lasting")

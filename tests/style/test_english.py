@@ -56,7 +56,6 @@ NATIVE_RATCHET: dict[str, int] = {
     "gateway/s3/door/_repeater.pyx": 3,
     "lakefs/granules/place.h": 1,
     "lakefs/known/_known.pyx": 1,
-    "lakefs/shared_index/_keys.pyx": 1,
 }
 """Comments of native sources that are not plain, by file: may only shrink."""
 

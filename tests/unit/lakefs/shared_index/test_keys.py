@@ -23,7 +23,7 @@ from lakefs.shared_index.key_format import (
     id_of_record,
     id_of_space,
 )
-from lakefs.shared_index.keyed_index import KeyFinder
+from lakefs.shared_index.keyed_index import KeyedIndexReader, KeyFinder
 from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import PLACE, Found, table_bytes, unpacked
 from lakefs.wire.media import MEDIUM_SEGMENT
@@ -124,6 +124,7 @@ def test_a_key_of_no_keyed_blob_is_refused(key: object) -> None:
 
 def reads_of(table: SharedTable, *, is_current: bool = True, is_connected: bool = True) -> KeyedReads:
     index = mock.Mock(finder=KeyFinder(table), table=table, is_current=is_current)
+    index.may_expire = lambda space: KeyedIndexReader.may_expire(index, space)
     return KeyedReads(index, mock.Mock(), mock.Mock(), lambda: is_connected)
 
 

@@ -201,7 +201,10 @@ def _opened(*answers: Reply | Exception) -> tuple[SharedIndexReader | None, int]
                 step = steps.send(answer)
     except StopIteration:
         reads = index.at_hand()
-        return None if reads is None else reads.index, asked
+        if reads is None:
+            return None, asked
+        assert isinstance(reads.index, SharedIndexReader)
+        return reads.index, asked
 
 
 @pytest.mark.parametrize("error", [EngineBusy("out of descriptors"), EngineUnreachable("gone")])
