@@ -136,7 +136,7 @@ async def _open_with_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
         memory = await stack.enter_async_context(_head_memory(plan.tier, store.superblock.identity, offload))
         connect = _connecting(serving())
         about = partial(about_machine, plan, processes)
-        head = await _open_head(stack, about, connect, content, offload, store.clock, memory)
+        head = await _open_head(stack, plan, about, connect, content, offload, store.clock, memory)
         with_names = LakeNames(names, upkeep, serving(coordinator=coordinator_group(coordinator)))
         yield LakeParts(plan, processes, content.links, head, protection, offload, with_names, is_made_now=not is_made)
 
@@ -228,7 +228,7 @@ async def _open_beside_names(plan: LakePlan, about: AboutMachine | None) -> Asyn
         memory = await stack.enter_async_context(_head_memory(plan.tier, identity, offload))
         connect = names_at(address, token=plan.token)
         about = about or partial(about_machine, plan, processes)
-        head = await _open_head(stack, about, connect, content, offload, SystemClock(), memory)
+        head = await _open_head(stack, plan, about, connect, content, offload, SystemClock(), memory)
         yield LakeParts(plan, processes, content.links, head, protection, offload, None, is_made_now=False)
 
 
@@ -294,6 +294,7 @@ async def _open_content(stack: AsyncExitStack, plan: LakePlan, coordinator: Coor
 
 async def _open_head(
     stack: AsyncExitStack,
+    plan: LakePlan,
     about: AboutMachine,
     connect: ConnectNames,
     content: _Content,

@@ -17,7 +17,6 @@ from lakefs.put.keyed import KeyedResult
 from tests.known.clients import Portal
 
 KINDS: Final = ("blocking", "trio")
-of_segments: Final = pytest.mark.one_engine("a head has what was read in its DRAM tier")
 
 
 class Reader(Protocol):
