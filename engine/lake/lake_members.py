@@ -51,7 +51,8 @@ _log: Final = structlog.get_logger(__name__)
 def members_to_start(plan: LakePlan, protection: Protection, *, is_made: bool) -> list[MemberPlan]:
     """Return the members to start: all folders' until the lake is made, later those that are wanted.  Blocks."""
     if not is_made:
-        check_devices(plan.folders, protection, accept_loss=plan.accept_loss)
+        if not plan.is_new:  # else they were looked at before
+            check_devices(plan.folders, protection, accept_loss=plan.accept_loss)
         return list(plan.members)
     members = []
     for member in plan.members:

@@ -34,6 +34,7 @@ from engine.members.ports import MEMBER_RETURN_S
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.ids import Buffer, MemberId, RingEpoch
 from lakefs.limits import AWAY_PAUSE_S_MAX, AWAY_PAUSE_S_MIN, MEMBER_ANSWER_S, MEMBER_CONNECT_S, MEMBER_IDLE_S
+from lakefs.transport.sockets import START_HINT
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import EpochKnown, Request, SetEpoch
 
@@ -166,7 +167,8 @@ class MemberLink:
         if self.away is None:
             self._away_since = trio.current_time()
             self._returned = trio.Event()
-        self.away = EngineUnreachable(f"member {self.member.hex()[:12]}: {error.message}", subject=self.member.hex())
+        reason = error.message.removesuffix(START_HINT)
+        self.away = EngineUnreachable(f"member {self.member.hex()[:12]}: {reason}", subject=self.member.hex())
 
     async def _keep(self) -> None:
         """Connect and serve until the link is idle; while the member is away, try again and again."""

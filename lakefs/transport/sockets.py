@@ -26,6 +26,8 @@ from lakefs.ids import Buffer
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX, SOCKET_BUFFER_BYTES
 from lakefs.transport.address import Address, TcpAddress, UnixAddress
 
+START_HINT: Final = "; start one with: lake serve"
+"""Ends the message to a user; a lake starts its members itself."""
 _PARTS_MAX: Final = 1024
 """Most buffers that one sendmsg takes (IOV_MAX)."""
 _SO_PEERGROUPS: Final = 59  # linux/socket.h; not in the socket module
@@ -65,9 +67,7 @@ def connect_error(address: Address, error: OSError) -> LakeError:
         remedy = who_may(address.path) if isinstance(address, UnixAddress) else "the system refuses it"
         return PermissionDenied(f"{address} may not be used by this user: {remedy}", subject=str(address))
     reason = error.strerror or str(error)
-    return EngineUnreachable(
-        f"no engine answers at {address} ({reason}); start one with: lake serve", subject=str(address)
-    )
+    return EngineUnreachable(f"no engine answers at {address} ({reason}){START_HINT}", subject=str(address))
 
 
 def lost_error(peer: str, error: OSError | None = None) -> EngineUnreachable:

@@ -82,7 +82,7 @@ class Pretended:
         try:
             await trio.sleep(0.01)
             if record.member in self.away:
-                raise EngineUnreachable("nobody listens")
+                raise EngineUnreachable("nobody listens; start one with: lake serve")
         finally:
             self.connecting -= 1
         connection = self.open[record.member] = Connection(self)
@@ -180,6 +180,7 @@ def test_a_member_that_is_away_answers_at_once_and_is_found_again() -> None:
         with pytest.raises(EngineUnreachable, match="nobody listens") as raised:
             await ask(world)
         assert raised.value.subject == ONE.hex()
+        assert raised.value.message == f"member {ONE.hex()[:12]}: nobody listens"  # a lake starts its members itself
         began = trio.current_time()
         for _ in range(10):
             assert not world.links.is_up(ONE)
