@@ -11,7 +11,7 @@ import trio.testing
 
 from engine.server.connection import ServerLimits
 from lakefs.client.blocking.engine import connect_blocking
-from lakefs.client.trio import engine as remote
+from lakefs.client.trio import watch_events
 from lakefs.client.trio.engine import RemoteEngine, connect_engine
 from lakefs.client.trio.reconnecting import connect_reconnecting
 from lakefs.errors import (
@@ -225,7 +225,7 @@ def test_a_watch_gives_events_and_ends_with_its_block(unix: str) -> None:
 
 
 def test_a_watcher_that_falls_behind_looks_at_everything_again(unix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "WATCH_QUEUE_MAX", 10)
+    monkeypatch.setattr(watch_events, "WATCH_QUEUE_MAX", 10)
 
     async def main() -> None:
         service = FakeService()

@@ -6,6 +6,7 @@ import pytest
 
 from engine.head.head import NOT_OFFERED, REFUSAL
 from engine.process.embedded import EmbeddedEngine
+from engine.walker import walker
 from lakefs.errors import ClusterDegraded, LakeError, StoreReadOnly
 from lakefs.ids import MemberId, data_chunk_id
 from lakefs.limits import MIB
@@ -40,8 +41,9 @@ def test_a_member_whose_device_is_read_only_takes_no_shards_and_is_read() -> Non
     in_lake(body)
 
 
-def test_m_members_are_gone_and_one_more_goes_while_the_lake_heals() -> None:
+def test_m_members_are_gone_and_one_more_goes_while_the_lake_heals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks that were healed by then are read, nothing is given up, and all is whole when the last one is back."""
+    monkeypatch.setattr(walker, "BATCH_STRIPES", 2)
 
     async def scenario(made: Lake) -> None:
         chunks = await made.write(*[300_000 + number for number in range(12)])
