@@ -87,8 +87,6 @@ class Inode:
     """A folder's change time in the store, as last answered.  Each change of a name in it moves that."""
     names_ns: int = 0
     """A folder's change time as of which `children` has all its names; 0: one may be missing."""
-    times_ns: int = 0
-    """A folder's change time in the store as of which its shown times are right: it was shown, or moved from here."""
     kept: tuple[bytes, int] | None = None
     """Stamps of the last answer about it, and their connection (`fuse.state.kept`); None: it has to be confirmed."""
 
@@ -100,9 +98,6 @@ class Inode:
         self.stored_ns = found.ctime_ns
         if self.names_ns != found.ctime_ns:
             self.names_ns = 0
-        if self.is_folder and 0 != self.times_ns == found.ctime_ns:  # moved by no more than first closes of files
-            found.mtime_ns, found.ctime_ns = self.attributes.mtime_ns, self.attributes.ctime_ns
-        self.times_ns = self.stored_ns
         if self.changed_below_ns > found.ctime_ns:
             found.mtime_ns = found.ctime_ns = self.changed_below_ns
         before, self.attributes = self.attributes, found
@@ -242,7 +237,7 @@ class InodeTable:
             present, inode = None if present is inode else present, None
         if inode is None:
             number = self._shown.own() if node in self._by_number else node
-            inode = Inode(number, node, None, name, found, stored_ns=found.ctime_ns, times_ns=found.ctime_ns)
+            inode = Inode(number, node, None, name, found, stored_ns=found.ctime_ns)
             self._show(inode)
             self._by_number[inode.number] = inode
             self._by_node[node] = inode

@@ -96,5 +96,4 @@ def note_change(folder: Inode, change: FolderChange | None, epoch: int) -> None:
         folder.names_ns = change.after_ns
     if change.before_ns == folder.stored_ns and change.stamps:
         folder.kept = Kept(change.stamps, epoch)
-    folder.times_ns = change.after_ns if change.before_ns == folder.times_ns else 0
     folder.stored_ns = change.after_ns

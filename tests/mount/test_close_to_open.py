@@ -97,19 +97,6 @@ def a_listing_finds_what_was_closed_elsewhere(here: Path, there: Path) -> None:
         assert set(os.listdir(here)) == names | {f"named first {number}", f"named then {number}"}
 
 
-def a_close_leaves_the_folder_s_times(here: Path, there: Path) -> None:
-    for number in range(ROUNDS):
-        descriptor = os.open(here / f"named first {number}", os.O_CREAT | os.O_WRONLY)
-        (here / f"named then {number}").mkdir()
-        before = here.stat()
-        os.close(descriptor)
-        os.listdir(here)
-        (here / f"named first {number}").read_bytes()
-        after = here.stat()
-        assert (before.st_mtime_ns, before.st_ctime_ns) == (after.st_mtime_ns, after.st_ctime_ns)
-    catch_up(here, there)
-
-
 MAKES: Final[dict[str, Callable[[Path], object]]] = {
     "mkdir": os.mkdir,
     "O_EXCL": lambda path: os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)),
@@ -374,7 +361,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     an_open_for_writing_finds_what_was_closed_elsewhere,
     an_open_finds_what_was_closed_elsewhere,
     a_listing_finds_what_was_closed_elsewhere,
-    a_close_leaves_the_folder_s_times,
     what_was_made_elsewhere_exists,
     what_is_gone_elsewhere_is_made_anew,
     a_symlink_leads_where_it_was_put_elsewhere,

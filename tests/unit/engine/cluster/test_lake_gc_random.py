@@ -294,7 +294,9 @@ def _plant_members_that_missed_marks_sweep(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(Marks, "_send", lost)
 
 
-NOTICED_BY: Final[dict[Callable[[pytest.MonkeyPatch], None], tuple[int, ...]]] = {_plant_stale_answers_are_bound: (25, 28)}
+NOTICED_BY: Final[dict[Callable[[pytest.MonkeyPatch], None], tuple[int, ...]]] = {
+    _plant_stale_answers_are_bound: (25, 28)
+}
 """Seeds of histories in which a bug does harm, where the first ones have none: about one in twenty."""
 PLANTED = [found for name, found in sorted(globals().items()) if name.startswith("_plant_")]
 

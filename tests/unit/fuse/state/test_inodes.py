@@ -8,11 +8,9 @@ import pytest
 
 from fuse.open_file import OpenFile
 from fuse.state.inodes import EXPIRED, ROOT, Inode, InodeTable
-from fuse.state.kept import note_change
 from fuse.state.stat_fields import FOLDER, OBJECT, Attributes
 from lakefs.errors import KeyNotFound
 from lakefs.names import Name
-from lakefs.wire.base import FolderChange
 
 
 class WrittenFile(OpenFile):
@@ -407,29 +405,3 @@ def test_an_answer_that_was_overtaken_by_a_later_one_changes_nothing(table: Inod
     assert table.adopt(bucket, "a", 11, content(b"1"), asked_at=4.0) is known
     assert (known.name, known.attributes.mode) == ("moved", 0o600)
     assert bucket.names_changed_at == 5.0, "the older answer about the old name is asked again"
-
-
-def at(changed_ns: int, modified_ns: int = 0) -> Attributes:
-    return Attributes(FOLDER, mtime_ns=modified_ns or changed_ns, ctime_ns=changed_ns)
-
-
-def test_a_folder_s_times_stay_when_the_store_moves_its_change_time_for_a_file_s_first_close(table: InodeTable) -> None:
-    bucket = folder(table, table.root, "bkt", 10)
-    table.adopt(table.root, "bkt", 10, at(100), asked_at=2.0)
-    note_change(bucket, FolderChange(10, 100, 101), 0)
-    note_change(bucket, FolderChange(10, 101, 102), 0)
-    table.adopt(table.root, "bkt", 10, at(102, 100), asked_at=3.0)
-    assert (bucket.attributes.mtime_ns, bucket.attributes.ctime_ns, bucket.stored_ns) == (100, 100, 102)
-    table.adopt(table.root, "bkt", 10, at(110), asked_at=4.0)
-    assert (bucket.attributes.mtime_ns, bucket.attributes.ctime_ns) == (110, 110)
-
-
-def test_a_folder_s_times_are_the_store_s_when_somebody_else_has_changed_it_before_this_mount(
-    table: InodeTable,
-) -> None:
-    bucket = folder(table, table.root, "bkt", 10)
-    table.adopt(table.root, "bkt", 10, at(100), asked_at=2.0)
-    note_change(bucket, FolderChange(10, 150, 151), 0)
-    note_change(bucket, FolderChange(10, 151, 152), 0)
-    table.adopt(table.root, "bkt", 10, at(152, 150), asked_at=3.0)
-    assert (bucket.attributes.mtime_ns, bucket.attributes.ctime_ns) == (150, 152)
