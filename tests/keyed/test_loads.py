@@ -71,6 +71,7 @@ def test_a_load_that_two_threads_share_is_right_and_needs_no_request(engine: Ser
         assert driver_of(lake).helper_thread() is driver_of(lake).helper_thread()
 
 
+@pytest.mark.one_engine("a head may have the value in its DRAM tier")
 @pytest.mark.parametrize("length", [BLOCK, LONG])
 def test_a_rotten_block_is_a_miss_and_its_neighbours_are_not(engine: Served, writer: Lake, length: int) -> None:
     with connect(engine.server, check=Check.CRC32C) as lake:
