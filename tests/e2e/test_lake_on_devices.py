@@ -186,7 +186,7 @@ def test_a_member_is_drained_and_removed_and_a_lost_one_is_removed(tmp_path: Pat
         eventually(lambda: len(_members_of(lake_)) == 3, "a removed member is still shown")
         assert "names no member" in lake_("cluster", "drain", "ffff0000").err
         last = lake_("cluster", "drain", folders[-1])
-        assert "3 members have places, and 3 are needed; add another one first" in last.err
+        assert "3 members on 1 device have places, and 3 are needed; add another one first" in last.err
 
 
 def _members_of(served: ServedLake) -> list[dict[str, Any]]:
