@@ -270,8 +270,8 @@ class Membership:
         others = {domain_key(each, Level.DEVICE) for each in left if each.id != member}
         if len(left) <= needed or len(others) < needed <= len(devices):
             raise PreconditionFailed(
-                f"{len(left)} members on {len(devices)} device{'s' * (len(devices) > 1)} have places, and {needed} are needed; add another one "
-                "first",
+                f"{len(left)} members on {len(devices)} device{'s' * (len(devices) > 1)} have places, and {needed} are "
+                "needed; add another one first",
                 subject=id_text(member),
             )
         if not await self._state.set_state(member, MemberState.UP, MemberState.DRAINING):
