@@ -272,8 +272,8 @@ def _collect(machine: LakeMachine, folder: Path) -> None:
     machine.lake("put", str(garbage), "models/garbage")
     machine.lake("rm", "models/garbage")
     freed = [json.loads(machine.lake("gc", "--json"))["freed_bytes"] for _ in range(3)]
-    _expect(freed[-1] >= 8 * MIB, f"gc has freed {freed} bytes, and not what was removed")
-    _say("lake rm, then lake gc", f"the third cycle frees {freed[-1] / MIB:.1f} MiB, with parity")
+    _expect(sum(freed) >= 8 * MIB, f"gc has freed {freed} bytes, and not what was removed")
+    _say("lake rm, then lake gc", f"three cycles free {sum(freed) / MIB:.1f} MiB, with parity")
 
 
 def _keep_kv(machines: list[LakeMachine]) -> None:
