@@ -181,9 +181,14 @@ class Children(Generic[P]):
         with trio.move_on_after(STOP_TIMEOUT_S) as patience:
             for child in self.all:
                 await child.ended.wait()
+                if child.process is not None:  # the task that kept it may have been cancelled
+                    await child.process.wait()
         if patience.cancelled_caught:
             _log.error("processes did not stop in time, and are killed")
         self._signal(signal.SIGKILL)
+        for child in self.all:
+            if child.process is not None:
+                await child.process.wait()
 
     def _signal(self, number: int) -> None:
         for child in self.all:

@@ -134,3 +134,31 @@ def test_a_reason_of_any_length_and_kind_is_one_line_to_the_parent() -> None:
             assert (line[-1:], line.count(b"\n")) == (b"\n", 1)
             assert reason.startswith(msgspec.json.decode(line, type=str))
     report_failure(theirs.fileno(), "to nobody")
+
+
+def test_children_of_a_cancelled_block_end_cleanly_and_are_waited_for(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys, time
+def end(*_):
+    time.sleep(0.3)
+    open("ended", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+os.write(int(sys.argv[1]), b"[]\\n")
+time.sleep(600)
+"""
+    plan = MemberPlan(tmp_path, tmp_path / "s", [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}){code}"])
+
+    async def main() -> None:
+        with trio.fail_after(30):
+            with trio.CancelScope() as scope:
+                async with open_children([plan], nothing) as processes:
+                    await processes.wait_settled()
+                    scope.cancel()
+                    await trio.sleep_forever()
+            [member] = processes.all
+            assert member.process is not None
+            assert member.process.returncode == 0
+            assert (tmp_path / "ended").exists()
+
+    trio.run(main)
