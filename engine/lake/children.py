@@ -100,6 +100,7 @@ class Child(Generic[P]):
     ended: trio.Event = field(default_factory=trio.Event)
     """Set when it is not kept running any more."""
     _stream: trio.SocketStream | None = None
+    _telling: trio.Lock = field(default_factory=trio.Lock)
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, if there is one."""
@@ -108,9 +109,10 @@ class Child(Generic[P]):
 
     async def tell(self, news: Any) -> None:
         """Send a line of JSON to the process, if it serves; one that ends meanwhile misses it."""
-        if self._stream is not None and self.is_serving:
-            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                await self._stream.send_all(msgspec.json.encode(news) + _END)
+        async with self._telling:  # a stream takes one sender at a time
+            if self._stream is not None and self.is_serving:
+                with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                    await self._stream.send_all(msgspec.json.encode(news) + _END)
 
 
 Served = Callable[[Child[P]], Awaitable[None]]
@@ -265,24 +267,30 @@ class Parent:
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
+        self._running: Running | None = None
 
     async def report(
         self, running: Running, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Be a face of the process: say where it serves."""
+        self._running = running
         with suppress(trio.BrokenResourceError):
             await self._stream.send_all(msgspec.json.encode(running.addresses) + _END)
         task_status.started(None)
 
     async def hear(self, heard: Callable[[bytes], None]) -> None:
-        """Call with each line that the parent sends; when it is gone, stop this process as SIGTERM does."""
+        """Call with each line that the parent sends; when it is gone, stop this process as SIGTERM does.
+
+        Not one that is stopping: a second signal would end its wait for what is in flight.
+        """
         begun = b""
         with suppress(trio.BrokenResourceError):
             while part := await self._stream.receive_some(REPORT_BYTES_MAX):
                 *lines, begun = (begun + part).split(_END)
                 for line in lines:
                     heard(line)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if self._running is None or not self._running.stopping.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @asynccontextmanager

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 import trio
+import trio.testing
 
-from engine.lake.children import REPORT_BYTES_MAX, open_children, report_failure
+from engine.lake.children import REPORT_BYTES_MAX, open_children, open_parent, report_failure
 from engine.lake.member_processes import MemberPlan, MemberProcess, MemberProcesses
 from lakefs.errors import StoreLocked
 
@@ -162,3 +167,60 @@ time.sleep(600)
             assert (tmp_path / "ended").exists()
 
     trio.run(main)
+
+
+def test_news_from_two_tasks_reach_a_child_one_after_the_other(tmp_path: Path) -> None:
+    code = """
+import os, socket, sys
+parent = socket.socket(fileno=int(sys.argv[1]))
+parent.sendall(b"[]\\n")
+heard = b""
+while heard.count(b"\\n") < 2:
+    heard += parent.recv(4096)
+open("heard", "wb").write(heard)
+"""
+    plan = MemberPlan(tmp_path, tmp_path / "s", [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}){code}"])
+
+    async def main() -> None:
+        with trio.fail_after(30):
+            async with open_children([plan], nothing) as processes:
+                await processes.wait_settled()
+                [member] = processes.all
+                process = member.process
+                assert process is not None
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(member.tell, "one")
+                    nursery.start_soon(member.tell, "two")
+                await process.wait()
+        lines = (tmp_path / "heard").read_bytes().split()
+        assert sorted(lines) == [b'"one"', b'"two"']
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("is_stopping", [False, True])
+def test_the_end_of_the_parent_stops_a_process_once(monkeypatch: pytest.MonkeyPatch, is_stopping: bool) -> None:
+    """A second signal would end the wait for requests in flight."""
+    signals: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda _, number: signals.append(number))
+
+    class Stand:
+        """A serving process, as far as its parent hears of it."""
+
+        def __init__(self) -> None:
+            self.addresses = ["unix:/nowhere"]
+            self.stopping = trio.Event()
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        running: Any = Stand()
+        async with open_parent(theirs.detach()) as parent:
+            await parent.report(running)
+            assert ours.recv(100) == b'["unix:/nowhere"]\n'
+            if is_stopping:
+                running.stopping.set()
+            ours.close()
+            await trio.testing.wait_all_tasks_blocked()
+
+    trio.run(main)
+    assert signals == ([] if is_stopping else [signal.SIGTERM])
