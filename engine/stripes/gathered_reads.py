@@ -167,14 +167,7 @@ class GatheredReads:
 
     def _answered(self, sent: _Sent, result: Reply | LakeError) -> None:
         self._times.note(sent.member, trio.current_time() - sent.at)
-        if isinstance(result, LakeError):
-            for ask in sent.asks:
-                ask.read.failed(ask, result)
-        else:
-            try:
-                take(sent.asks, result)
-            finally:
-                result.body.release()
+        take_result(sent.asks, result)
         for part in sent.parts:
             part.end()
         self._ended(sent)
@@ -241,7 +234,19 @@ def read_request(asks: Sequence[Ask]) -> m.ReadChunks:
     )
 
 
-def take(asks: Sequence[Ask], reply: Reply) -> None:
+def take_result(asks: Sequence[Ask], result: Reply | LakeError) -> None:
+    """Give each ask its piece of a member's answer, or the error of the request; give the answer's memory back."""
+    if isinstance(result, LakeError):
+        for ask in asks:
+            ask.read.failed(ask, result)
+        return
+    try:
+        _take(asks, result)
+    finally:
+        result.body.release()
+
+
+def _take(asks: Sequence[Ask], reply: Reply) -> None:
     """Give each ask its piece of a member's answer, or its failure."""
     message, parts = reply.message, reply.body.parts
     assert isinstance(message, m.ReadChunksReply), "the answer to ReadChunks"

@@ -23,7 +23,7 @@ from engine.members.ports import BeginningMembers, Got, Members
 from engine.stripes.answer_times import AnswerTimes
 from engine.stripes.chunk_assembly import Made, made, made_from_any
 from engine.stripes.chunk_read import Ask, ChunkRead
-from engine.stripes.gathered_reads import GatheredReads, Part, read_request, take
+from engine.stripes.gathered_reads import GatheredReads, Part, read_request, take_result
 from engine.stripes.known_chunks import KnownChunks
 from engine.stripes.request_parts import request_parts
 from engine.stripes.stripe_errors import damaged, not_found, not_read
@@ -33,6 +33,7 @@ from lakefs.errors import CorruptionError, LakeError
 from lakefs.ids import ChunkId, MemberId
 from lakefs.limits import GRANULE_BYTES
 from lakefs.ports import Offload
+from lakefs.wire.engine_port import Reply
 
 
 class FirstPart(NamedTuple):
@@ -227,18 +228,14 @@ class _Reading:
         request = read_request(part.asks)
         part.begin(None)
         began = trio.current_time()
+        result: Reply | LakeError
         try:
-            reply = await self._members.call(part.member, request, into=[ask.target for ask in part.asks])
+            result = await self._members.call(part.member, request, into=[ask.target for ask in part.asks])
         except LakeError as error:
-            for ask in part.asks:
-                ask.read.failed(ask, error)
-        else:
-            try:
-                take(part.asks, reply)
-            finally:
-                reply.body.release()
+            result = error
         finally:
             self._times.note(part.member, trio.current_time() - began)
+        take_result(part.asks, result)
         self._waits = [wait for wait in self._waits if wait is not part]
         self._news_came()
 
