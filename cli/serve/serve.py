@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +15,7 @@ from cli.serve.s3_options import s3_options
 from cli.terminal.process import run_loop, say
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from lakefs.config.settings import Address, Config
 
@@ -138,30 +139,32 @@ async def _serve_lake(config: Config, options: dict[str, Any]) -> None:
 
 
 async def _serve_member(config: Config, lake_id: bytes, parent: int) -> None:
-    from cli.terminal.process import single_error
-    from engine.lake.children import report_failure, report_to_parent
+    from engine.lake.children import report_to_parent
     from engine.process.engine_process import run_engine
-    from lakefs.errors import LakeError
 
-    last_words = os.dup(parent)  # the other is closed with the face
-    try:
+    with _last_words(parent):
         await run_engine(config, printer=lambda _: None, faces=(partial(report_to_parent, parent),), cluster_id=lake_id)
-    except* LakeError as errors:
-        report_failure(last_words, str(single_error(errors)))
-        raise
 
 
 async def _serve_head(config: Config, names: str, inherited: Sequence[int], parent: int) -> None:
+    from engine.lake.lake_process import run_head
+
+    with _last_words(parent):
+        await run_head(config, names=names, sockets=inherited, parent=parent)
+
+
+@contextmanager
+def _last_words(parent: int) -> Iterator[None]:
+    """Say to the parent with which error the block ends, if it ends with one."""
     from cli.terminal.process import single_error
     from engine.lake.children import report_failure
-    from engine.lake.lake_process import run_head
     from lakefs.errors import LakeError
 
-    last_words = os.dup(parent)
+    kept = os.dup(parent)  # the other is closed when the process stops serving
     try:
-        await run_head(config, names=names, sockets=inherited, parent=parent)
+        yield
     except* LakeError as errors:
-        report_failure(last_words, str(single_error(errors)))
+        report_failure(kept, str(single_error(errors)))
         raise
 
 
