@@ -242,11 +242,15 @@ def test_a_read_does_not_wait_for_threads_that_have_other_work(kind: Kind) -> No
         assert await read_all(lake) == CONTENTS
         await index_of(lake)
         threads, is_free = lake.driver.work_threads(), threading.Event()
-        works = [threads.submit(is_free.wait, 60) for _ in range(CLIENT_THREADS)]
+        ended: list[bool] = []
+        works = [threads.submit(lambda: ended.append(is_free.wait(60))) for _ in range(CLIENT_THREADS)]
         with without_requests(lake), mock.patch.object(blocking_chunks, "SHARED_FROM_BYTES", 1):
             assert await read_all(lake) == CONTENTS
-        assert not any(work.done() for work in works)
+        assert not ended
         is_free.set()
+        for work in works:
+            work.wait()
+        assert ended == [True] * CLIENT_THREADS
         with mock.patch.object(blocking_chunks, "SHARED_FROM_BYTES", 1):
             assert await read_all(lake) == CONTENTS
 

@@ -21,7 +21,7 @@ from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
 from lakefs.errors import LakeError
 from tests.crash.quiet_store import inspect
-from tests.e2e.served import WAIT_S, Served
+from tests.e2e.served import WAIT_S, Served, environment
 
 pytestmark = pytest.mark.thorough
 
@@ -187,6 +187,51 @@ def test_an_interrupted_engine_finishes_what_it_has_begun_and_exits_with_0(engin
     left = inspect(engine.data)
     assert left.fsck["damage"] == 0, left.fsck
     assert left.leaked_bytes <= 0, left
+
+
+# --- in a lock of Python's library ------------------------------------------------------------------------
+
+IN_A_LOCK = """
+import sys
+
+at = int(sys.argv.pop(1))
+
+def traced(frame, event, _):
+    global at
+    if not frame.f_code.co_filename.endswith("/threading.py"):
+        return None
+    if event == "return" and frame.f_code.co_name == "__enter__":  # the lock is taken, and nobody yet gives it back
+        at -= 1
+        if not at:
+            raise KeyboardInterrupt
+    return traced
+
+from cli.main import main
+
+sys.settrace(traced)
+main()
+"""
+"""A command that is interrupted when its main thread has entered so many locks of Python's library."""
+
+
+@pytest.mark.parametrize("what", ["put -r", "get -r", "put", "get"])
+def test_an_interrupt_inside_a_lock_of_pythons_library_ends_the_command(engine: Served, tree: Path, what: str) -> None:
+    few = tree / "few"
+    if not few.exists():
+        few.mkdir()
+        for number in range(100):
+            (few / f"{number}").write_bytes((tree / "many" / f"{number}").read_bytes())
+    engine.good("put", "-r", few, "bkt/few")
+    engine.good("put", tree / "large", "bkt/large")
+    with TemporaryDirectory(prefix="lake-") as name:
+        for at in (1, 2, 3, 5, 8, 20, 50, 100):
+            away, beside = str(Path(name) / f"{at}"), f"bkt/{at}"
+            local, there = (str(few), "bkt/few") if "-r" in what else (str(tree / "large"), "bkt/large")
+            sides = (local, beside) if what.startswith("put") else (there, away)
+            command = [sys.executable, "-c", IN_A_LOCK, str(at), "--server", engine.server, *what.split(), *sides]
+            done = subprocess.run(command, capture_output=True, env=environment(), timeout=WAIT_S, check=False)
+            assert done.returncode in (0, 130), (at, done)
+            assert b"Traceback" not in done.stderr, done.stderr
 
 
 # --- at every line ------------------------------------------------------------------------------------------

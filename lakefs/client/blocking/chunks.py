@@ -6,7 +6,6 @@ The engine locates chunks that the shared index does not have, or that are not c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import wait
 from typing import TYPE_CHECKING, Final
 
 from lakefs.direct.batch_reads import DirectBatch, Task, memories_of
@@ -122,7 +121,8 @@ def read_directly(
             _work_off(tasks)
         finally:  # for a helper that has not begun nothing is left to do: drop it
             begun = [other for other in others if not other.cancel()]
-            wait(begun)
+            for other in begun:
+                other.wait()
         for other in begun:
             other.result()
     return batch.lengths

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.host.forks import NO_FORK, follow_forks
+from lakefs.host.work_threads import Work, WorkThreads
 from lakefs.known.counts import NOTHING_KNOWN, KnownCounts
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.limits import CLIENT_THREADS, MIB
@@ -53,7 +53,7 @@ class _Flight:
     engine: BlockingEngineClient
     """The engine client of this operation; a child forked during the operation has another."""
     sends: dict[int, Ticket] = field(default_factory=dict)
-    works: set[Future[Any]] = field(default_factory=set)
+    works: set[Work[Any]] = field(default_factory=set)
 
 
 class BlockingDriver:
@@ -75,7 +75,7 @@ class BlockingDriver:
         self._engine = engine
         self.shares = EngineShares(self, engine.epoch, fabric)
         """All that the engine shares with this client."""
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: WorkThreads | None = None
         self._lock = threading.RLock()
         self.is_closed = False
         self._reads_by_name = 0 if repeats else _NEVER
@@ -100,7 +100,7 @@ class BlockingDriver:
         with self._lock:
             self.is_closed = True
             if self._threads is not None:
-                self._threads.shutdown(wait=True, cancel_futures=True)
+                self._threads.close()
                 self._threads = None
             with NO_FORK:
                 helper, self._helper = self._helper, None
@@ -132,8 +132,9 @@ class BlockingDriver:
                 if self._engine is flight.engine:
                     for ticket in flight.sends.values():
                         self._engine.cancel(ticket)
-                    for future in flight.works:
-                        future.cancel() or future.exception()
+                    for work in flight.works:
+                        if not work.cancel():
+                            work.wait()
 
     def tell(self, request: Request) -> bool:
         """Send a request whose answer does not matter, if no operation runs and sending need not wait; True if sent."""
@@ -176,12 +177,12 @@ class BlockingDriver:
             ticket = self._engine.start(effect.request, effect.body, effect.descriptors, into=effect.into)
             flight.sends[id(ticket)] = ticket
             return ticket
-        future = self.work_threads().submit(effect.call, *effect.args)
-        flight.works.add(future)
-        return future
+        work = self.work_threads().submit(effect.call, *effect.args)
+        flight.works.add(work)
+        return work
 
     def _wait(self, ticket: Ticket, flight: _Flight) -> Any:
-        if isinstance(ticket, Future):
+        if isinstance(ticket, Work):
             flight.works.discard(ticket)
             return ticket.result()
         del flight.sends[id(ticket)]
@@ -288,10 +289,10 @@ class BlockingDriver:
         if len(os.sched_getaffinity(0)) > 1:
             self._helper = cast("HelperThread", import_module("lakefs.grants.batch_plan").HelperThread())
 
-    def work_threads(self) -> ThreadPoolExecutor:
+    def work_threads(self) -> WorkThreads:
         """Return the threads that read and check.  The lake is not closed."""
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(CLIENT_THREADS, thread_name_prefix="lake-work")
+            self._threads = WorkThreads(CLIENT_THREADS)
         return self._threads
 
 
