@@ -115,7 +115,7 @@ class Membership:
         async def ask(member: MemberId) -> None:
             with trio.move_on_after(self._settings.answer_s):
                 try:
-                    (await self._members.call(member, m.SetEpoch(0))).body.release()
+                    (await self._members.call(member, m.Ping())).body.release()
                 except LakeError:
                     return
                 answered.add(member)
