@@ -9,21 +9,18 @@ differs is not hidden by what is the same.
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import lakefs
 from bench.harness.content import payload
-from bench.harness.cpu import cpu_s, process_tree
+from bench.harness.cpu import process_tree
 from bench.harness.process import ROOT, EngineProcess
+from bench.harness.turns import Call, Turns, lines, take_turns
 from lakefs.client.facade import driver_of
 from lakefs.ids import data_chunk_id
 
@@ -40,33 +37,9 @@ BY_ID, POOL, MOVED = "GET 64 KiB by id", "16 x 64 KiB into a pool", "the same, b
 CALLS: Final = {BY_ID: 4096, POOL: 256, MOVED: 128}
 """Calls of one side before the next side's turn."""
 
-Call = Callable[[int], object]
-"""Does one call of a row; its number says which content is read."""
-
-
-@dataclass
-class Side:
-    """A server and a client of it; CPU and time of a call in us, of each turn by row."""
-
-    calls: dict[str, Call]
-    pids: list[int]
-    turn: dict[str, Iterator[int]] = field(default_factory=dict)
-    cpu_us: dict[str, list[float]] = field(default_factory=dict)
-    time_us: dict[str, list[float]] = field(default_factory=dict)
-
-    def run(self, row: str) -> None:
-        """Do the calls of one turn."""
-        call, turn = self.calls[row], self.turn.setdefault(row, itertools.count())
-        cpu, begin = cpu_s(self.pids) + time.process_time(), time.perf_counter()
-        for _ in range(CALLS[row]):
-            call(next(turn))
-        self.time_us.setdefault(row, []).append((time.perf_counter() - begin) / CALLS[row] * 1e6)
-        spent = cpu_s(self.pids) + time.process_time() - cpu
-        self.cpu_us.setdefault(row, []).append(spent / CALLS[row] * 1e6)
-
 
 @contextmanager
-def side_of(folder: Path, blocks: Sequence[bytes], *flags: str) -> Iterator[Side]:
+def side_of(folder: Path, blocks: Sequence[bytes], *flags: str) -> Iterator[Turns]:
     """Context manager: a server with the blocks, and a client by which they were read until they are hot."""
     folder.mkdir()
     chunks: list[bytes] = [data_chunk_id(block) for block in blocks]
@@ -96,13 +69,8 @@ def side_of(folder: Path, blocks: Sequence[bytes], *flags: str) -> Iterator[Side
                 POOL: load,
                 MOVED: load_by_request,
             }
-            side = Side(rows, process_tree(engine.pid))
-            for _ in range(WARM_UP):
-                for row in rows:
-                    side.run(row)
-                time.sleep(1.1)  # so that notes of reads are sent
-            side.cpu_us.clear()
-            side.time_us.clear()
+            side = Turns(process_tree(engine.pid), rows, CALLS)
+            side.warm_up(WARM_UP, pause_s=1.1)  # so that notes of reads are sent
             yield side
 
 
@@ -122,22 +90,9 @@ def main() -> None:
             CACHE: side_of(folder / "cache", blocks, "--dram-tier-bytes", "0"),
         }
         entered = {side: stack.enter_context(opened) for side, opened in sides.items()}
-        for _ in range(rounds):
-            for row in CALLS:
-                for one in entered.values():
-                    one.run(row)
+        take_turns(entered, [*CALLS], rounds)
         for row in CALLS:
-            for what, unit in (("cpu_us", "CPU"), ("time_us", "time")):
-                print(_line(row, unit, {side: getattr(one, what)[row] for side, one in entered.items()}))
-
-
-def _line(row: str, unit: str, found: dict[str, list[float]]) -> str:
-    """Return medians of all sides, and the median of the head's ratio to each other one in the same round."""
-    text = f"{row:<26} {unit:<5}" + "".join(f"  {side} {statistics.median(us):6.1f} us" for side, us in found.items())
-    for side in (ENGINE, CACHE):
-        ratios = [head / other for head, other in zip(found[HEAD], found[side], strict=True)]
-        text += f"  / {side} {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    return text
+            print(*lines(entered, row), sep="\n")
 
 
 if __name__ == "__main__":

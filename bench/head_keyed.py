@@ -1,28 +1,31 @@
 """`python -m bench.head_keyed [--rounds N]`: keys at a head of a lake beside one engine, sides interleaved.
 
-The lake has three members at 2+1 on this machine, so keys have three homes.  All values are in the page cache.  Counted
-is CPU of client and server together (all processes, also the members'), and the median time of a call.  Values are
-checked by CRC32C, as a KV cache's are.
+One lake has three members at 2+1 on this machine, so keys have three homes.  Another has one member on the client's
+machine and three on a second one (a process with a loopback address of its own); used there are keys whose home is on
+the second machine: the client asks its head by the socket, and that the member by TCP.  Beside it stands one engine
+whose client came by TCP.
+
+All values are in the page cache.  Counted is CPU of client and server together (all processes, also the members'), and
+the median time of a call.  Values are checked by CRC32C, as a KV cache's are.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import lakefs
 from bench.harness.content import payload
-from bench.harness.cpu import cpu_s, process_tree
+from bench.harness.cpu import process_tree
+from bench.harness.machines import LakeMachine
 from bench.harness.process import ROOT, EngineProcess
+from bench.harness.turns import Call, Turns, lines, take_turns
 from lakefs.client.facade import driver_of
 from lakefs.get.keyed import find_values
 from lakefs.lake.spaces import SpaceSteps
@@ -35,80 +38,126 @@ AT_ONCE: Final = 16
 """Blocks of one load."""
 WARM_UP: Final = 3
 HEAD, ENGINE = "head", "one engine"
+AWAY, BY_TCP = "head, homes elsewhere", "one engine by TCP"
 MATCH, ASKED = f"match of {KEYS} keys", "the same, by request"
 LOAD, MOVED = f"load of {AT_ONCE} x 64 KiB", "the same load, by request"
 CALLS: Final = {MATCH: 256, ASKED: 64, LOAD: 128, MOVED: 64}
 """Calls of one side before the next side's turn."""
-
-Call = Callable[[int], object]
-"""Does one call of a row; its number says which keys are used."""
+WAIT_S: Final = 60.0
 
 
-@dataclass
-class Side:
-    """A server and a client of it; CPU and median time of a call in us, of each turn by row."""
-
-    calls: dict[str, Call]
-    pids: list[int]
-    turn: dict[str, Iterator[int]] = field(default_factory=dict)
-    cpu_us: dict[str, list[float]] = field(default_factory=dict)
-    time_us: dict[str, list[float]] = field(default_factory=dict)
-
-    def run(self, row: str) -> None:
-        """Do the calls of one turn."""
-        call, turn, times = self.calls[row], self.turn.setdefault(row, itertools.count()), list[float]()
-        cpu = cpu_s(self.pids) + time.process_time()
-        for _ in range(CALLS[row]):
-            begin = time.perf_counter()
-            call(next(turn))
-            times.append((time.perf_counter() - begin) * 1e6)
-        spent = cpu_s(self.pids) + time.process_time() - cpu
-        self.time_us.setdefault(row, []).append(statistics.median(times))
-        self.cpu_us.setdefault(row, []).append(spent / CALLS[row] * 1e6)
+def new_keys(count: int) -> list[bytes]:
+    """Return keys that nobody has."""
+    return [os.urandom(32) for _ in range(count)]
 
 
 @contextmanager
-def side_of(folder: Path, *flags: str) -> Iterator[Side]:
-    """Context manager: a server with the values, and a client that has used them."""
+def turns_of(lake: lakefs.Lake, keys: Sequence[bytes], pids: Sequence[int]) -> Iterator[Turns]:
+    """Context manager: the rows of a client that has used these keys."""
+    space, driver, keys = lake.space("bench"), driver_of(lake), [*keys]
+    targets = [bytearray(BLOCK) for _ in range(AT_ONCE)]
+    for some in _batched(keys):
+        space.put_many(some, [payload(BLOCK) for _ in some])
+        space.get_many_into(some, targets)  # a load from the disk does not bring values into the page cache, this does
+    with lake.pool(size_bytes=AT_ONCE * BLOCK) as pool:
+        offsets = [each * BLOCK for each in range(AT_ONCE)]
+
+        def some_of(number: int) -> list[bytes]:
+            begin = number * AT_ONCE % KEYS
+            return keys[begin : begin + AT_ONCE]
+
+        def load(number: int) -> None:
+            assert space.load(some_of(number), pool, offsets) == [BLOCK] * AT_ONCE
+
+        def load_by_request(number: int) -> None:
+            steps = SpaceSteps(driver.steps, space.number).load(some_of(number), pool, offsets)
+            assert driver.run(steps) == [BLOCK] * AT_ONCE
+
+        rows: dict[str, Call] = {
+            MATCH: lambda _: space.match(keys),
+            ASKED: lambda _: driver.run(find_values(space.number, keys)),
+            LOAD: load,
+            MOVED: load_by_request,
+        }
+        turns = Turns(pids, rows, CALLS)
+        turns.warm_up(WARM_UP)
+        yield turns
+
+
+@contextmanager
+def near(folder: Path, *flags: str) -> Iterator[Turns]:
+    """Context manager: a server on this machine, and a client at its socket."""
     folder.mkdir()
-    keys = [os.urandom(32) for _ in range(KEYS)]
     with EngineProcess(folder, *flags) as engine, engine.connect(check=lakefs.Check.CRC32C) as lake:
-        space, driver = lake.space("bench"), driver_of(lake)
-        for first in range(0, KEYS, AT_ONCE):
-            space.put_many(keys[first : first + AT_ONCE], [payload(BLOCK) for _ in range(AT_ONCE)])
-        with lake.pool(size_bytes=AT_ONCE * BLOCK) as pool:
-            offsets = [each * BLOCK for each in range(AT_ONCE)]
+        with turns_of(lake, new_keys(KEYS), process_tree(engine.pid)) as turns:
+            yield turns
 
-            def some(number: int) -> list[bytes]:
-                begin = number * AT_ONCE % KEYS
-                return keys[begin : begin + AT_ONCE]
 
-            def load(number: int) -> None:
-                assert space.load(some(number), pool, offsets) == [BLOCK] * AT_ONCE
+@contextmanager
+def by_tcp(folder: Path) -> Iterator[Turns]:
+    """Context manager: one engine, and a client that came by TCP."""
+    folder.mkdir()
+    with EngineProcess(folder, "--native", "127.0.0.1:0") as engine:
+        address = next(line.split()[1] for line in engine.printed if "tcp://" in line)
+        token = (engine.data / "native.token").read_text().strip()
+        with lakefs.connect(address, token=token, check=lakefs.Check.CRC32C) as lake:
+            with turns_of(lake, new_keys(KEYS), process_tree(engine.pid)) as turns:
+                yield turns
 
-            def load_by_request(number: int) -> None:
-                steps = SpaceSteps(driver.steps, space.number).load(some(number), pool, offsets)
-                assert driver.run(steps) == [BLOCK] * AT_ONCE
 
-            side = Side(
-                {
-                    MATCH: lambda _: space.match(keys),
-                    ASKED: lambda _: driver.run(find_values(space.number, keys)),
-                    LOAD: load,
-                    MOVED: load_by_request,
-                },
-                process_tree(engine.pid),
-            )
-            for _ in range(WARM_UP):
-                for row in side.calls:
-                    side.run(row)
-            side.cpu_us.clear()
-            side.time_us.clear()
-            yield side
+@contextmanager
+def away(folder: Path) -> Iterator[Turns]:
+    """Context manager: a client at the head of one machine, and keys whose homes are on the other."""
+    with ExitStack() as stack:
+        first, second = LakeMachine(folder / "first", "127.0.0.1", 1), LakeMachine(folder / "second", "127.0.0.2", 3)
+        first.init("bench", "--protect=2+1", "--accept-loss")
+        stack.enter_context(first)
+        second.join(first)
+        stack.enter_context(second)
+        lake = stack.enter_context(first.connect(check=lakefs.Check.CRC32C))
+        pids = [*process_tree(first.pid), *process_tree(second.pid)]
+        yield stack.enter_context(turns_of(lake, _homes_elsewhere(first, lake), pids))
+
+
+def _homes_elsewhere(machine: LakeMachine, lake: lakefs.Lake) -> list[bytes]:
+    """Return keys of which the client knows nothing without a request, because their home is on another machine."""
+    _wait(lambda: _is_settled(machine), "the other machine's devices did not become members")
+    space = lake.space("bench")
+    keys = new_keys(4 * KEYS)
+    for some in _batched(keys):
+        space.put_many(some, [payload(KIB) for _ in some])
+
+    def is_known() -> bool:
+        space.match(keys)
+        return any(space.try_match([key]) == [True] for key in keys)
+
+    _wait(is_known, "the client does not learn the keys whose home is on its machine")
+    elsewhere = [key for key in keys if space.try_match([key]) != [True]]
+    assert KEYS <= len(elsewhere) < len(keys), f"{len(elsewhere)} of {len(keys)} have their homes elsewhere"
+    space.remove(elsewhere)
+    return elsewhere[:KEYS]
+
+
+def _is_settled(machine: LakeMachine) -> bool:
+    status = machine.status()
+    return status["ring_epochs"] == 1 and sum(bool(each["up"] and each["places"]) for each in status["members"]) == 4
+
+
+def _wait(happens: Callable[[], bool], otherwise: str) -> None:
+    until = time.monotonic() + WAIT_S
+    while not happens():
+        if time.monotonic() > until:
+            raise RuntimeError(otherwise)
+        time.sleep(0.2)
+
+
+def _batched(keys: Sequence[bytes]) -> Iterator[list[bytes]]:
+    for first in range(0, len(keys), AT_ONCE):
+        yield [*keys[first : first + AT_ONCE]]
 
 
 def main() -> None:
-    """Print a line for each row: CPU and time of a call at the head and at one engine, and their ratio."""
+    """Print lines for each row: CPU and time of a call of both sides, and their ratio."""
     parser = argparse.ArgumentParser(prog="python -m bench.head_keyed")
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
@@ -116,22 +165,18 @@ def main() -> None:
         folder = Path(name)
         (folder / "devices").mkdir()
         devices = [part for number in (2, 3) for part in ("--data", str(folder / "devices" / str(number)))]
-        head = stack.enter_context(side_of(folder / "lake", *devices, "--protect", "2+1", "--accept-loss"))
-        engine = stack.enter_context(side_of(folder / "engine"))
-        for _ in range(rounds):
+        here = {
+            HEAD: stack.enter_context(near(folder / "lake", *devices, "--protect", "2+1", "--accept-loss")),
+            ENGINE: stack.enter_context(near(folder / "engine")),
+        }
+        elsewhere = {
+            AWAY: stack.enter_context(away(folder / "machines")),
+            BY_TCP: stack.enter_context(by_tcp(folder / "tcp")),
+        }
+        for sides in (here, elsewhere):
+            take_turns(sides, [*CALLS], rounds)
             for row in CALLS:
-                head.run(row)
-                engine.run(row)
-        for row in CALLS:
-            print(_line(row, "CPU", head.cpu_us[row], engine.cpu_us[row]))
-            print(_line(row, "p50", head.time_us[row], engine.time_us[row]))
-
-
-def _line(row: str, unit: str, head: list[float], engine: list[float]) -> str:
-    """Return medians of both sides, and the median of their ratios in the same round."""
-    ratios = [one / other for one, other in zip(head, engine, strict=True)]
-    text = f"{row:<26} {unit}  {HEAD} {statistics.median(head):7.1f} us  {ENGINE} {statistics.median(engine):7.1f} us"
-    return text + f"  ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+                print(*lines(sides, row), sep="\n", flush=True)
 
 
 if __name__ == "__main__":
