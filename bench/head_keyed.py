@@ -27,7 +27,7 @@ from bench.harness.machines import LakeMachine
 from bench.harness.process import ROOT, EngineProcess
 from bench.harness.turns import Call, Turns, lines, take_turns
 from lakefs.client.facade import driver_of
-from lakefs.get.keyed import find_values
+from lakefs.get.keyed import find_present
 from lakefs.lake.spaces import SpaceSteps
 
 KIB: Final = 1 << 10
@@ -75,7 +75,7 @@ def turns_of(lake: lakefs.Lake, keys: Sequence[bytes], pids: Sequence[int]) -> I
 
         rows: dict[str, Call] = {
             MATCH: lambda _: space.match(keys),
-            ASKED: lambda _: driver.run(find_values(space.number, keys)),
+            ASKED: lambda _: driver.run(find_present(space.number, keys)),
             LOAD: load,
             MOVED: load_by_request,
         }

@@ -12,7 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -29,6 +29,7 @@ from engine.members.ports import Got, Wanted
 from engine.requests.answers import failure_of
 from engine.requests.handlers import handles
 from engine.requests.keyed_batch import check_keys
+from engine.requests.keyed_presence import check_presence
 from lakefs.errors import ClusterDegraded, EngineBusy, LakeError, OperationalError, RequestTooLarge, StoreFull
 from lakefs.ids import ChunkId, MemberId
 from lakefs.limits import BODY_BYTES_MAX, KEYED_PARTS_ANSWERED_MAX, MEMBER_ANSWER_S
@@ -128,6 +129,28 @@ class KeyMatches:
 
         await run_all(match_at, list(by_home))
 
+    async def present(self, client: HeadClient, request: m.KeyedMatch, indexes: Sequence[int]) -> list[int]:
+        """Return a count for each key of a request for presence, 1 if it has a value; asked are those of `indexes`."""
+        await self._homes.check(client, request.space)
+        by_home = self._homes.by_home(request.space, request.keys, indexes)
+        counts = [0] * len(request.keys)
+
+        async def ask_at(home: MemberId) -> None:
+            mine = by_home[home]
+            sizes = [request.sizes[index] for index in mine] if request.sizes else []
+            asked = m.KeyedMatch(request.space, [request.keys[index] for index in mine], presence=True, sizes=sizes)
+            try:
+                reply = await self._homes.ask(client, home, asked)
+            except OperationalError:
+                return
+            reply.body.release()
+            assert isinstance(reply.message, m.KeyedMatched), "the answer to KeyedMatch"
+            for index, flag in zip(mine, reply.message.present(sizes), strict=True):
+                counts[index] = int(flag)
+
+        await run_all(ask_at, list(by_home))
+        return counts
+
     async def read(
         self, client: HeadClient, space: int, keys: Sequence[bytes], indexes: Sequence[int], found: Found
     ) -> dict[ChunkId, Got]:
@@ -178,6 +201,10 @@ class HeadKeyed:
     async def keyed_match(self, client: HeadClient, request: m.KeyedMatch) -> Reply:
         check_keys(request.keys)
         problems, good = divided(request.keys)
+        if request.presence:
+            check_presence(request)
+            counts = await self._matches.present(client, request, good)
+            return Reply(m.KeyedMatched(counts, [], [], failures=_failures(problems, len(counts))))
         found = Found(failures={index: failure_of(problem) for index, problem in problems.items()})
         if not request.lease:
             await self._matches.match(client, request.space, request.keys, good, found)
@@ -226,6 +253,12 @@ class HeadKeyed:
         return Reply(
             m.KeyedOutcomes(outcomes, [failures.get(index) for index in range(len(outcomes))] if failures else [])
         )
+
+
+def _failures(problems: Mapping[int, LakeError], count: int) -> list[m.Failure | None]:
+    if not problems:
+        return []
+    return [failure_of(problems[index]) if index in problems else None for index in range(count)]
 
 
 def divided(keys: Sequence[bytes]) -> tuple[dict[int, LakeError], list[int]]:

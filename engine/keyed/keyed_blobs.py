@@ -92,6 +92,11 @@ class KeyedBlobs:
         """Return the rules by which values are found now."""
         return Values(self._quarantine.__contains__, self._clock.wall_ns())
 
+    @property
+    def has_damage(self) -> bool:
+        """True if some chunk is known to be damaged, and with it the values that have it are absent."""
+        return bool(self._quarantine)
+
     # --- use -----------------------------------------------------------------------------------------
 
     def note_used(self, number: int, keys: Iterable[bytes]) -> None:

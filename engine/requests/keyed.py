@@ -27,6 +27,7 @@ from engine.keyed.values import key_problem, remove_value
 from engine.requests.answers import Decisions, failure_of
 from engine.requests.handlers import handles
 from engine.requests.keyed_batch import KEYED_PARTS_PER_STEP, check_keys
+from engine.requests.keyed_presence import KeyedPresence
 from engine.requests.local_clients import require_local
 from engine.sessions.references import Client
 from engine.store.keyed_store import KeyedStore
@@ -92,6 +93,7 @@ class KeyedRequests:
         self._store = store
         self._keyed = store.keyed
         self._decisions = Decisions(store.metadata)
+        self._presence = KeyedPresence(store, self._decisions)
 
     @handles(m.OpenKeyedIndex)
     async def open_keyed_index(self, client: Client) -> Reply:
@@ -105,6 +107,8 @@ class KeyedRequests:
     @handles(m.KeyedMatch)
     async def keyed_match(self, client: Client, request: m.KeyedMatch) -> Reply:
         check_keys(request.keys)
+        if request.presence:
+            return Reply(await self._presence.answer(request, corrects=client.trusted))  # others have no index
         matched = m.KeyedMatched([0] * len(request.keys), [], [])
         failures: dict[int, m.Failure] = {}
 

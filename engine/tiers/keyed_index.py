@@ -58,7 +58,7 @@ from lakefs.shared_index.key_format import (
     id_of_record,
     id_of_space,
 )
-from lakefs.shared_index.keyed_index import key_id
+from lakefs.shared_index.keyed_index import KeyFinder, key_id
 from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import Found, entries_max, table_bytes
 
@@ -92,6 +92,8 @@ class KeyedIndex(OwnedTable):
     full: trio.Event = field(default_factory=trio.Event)
     _spaces: dict[int, bool] | None = None
     """Spaces that exist, and if all their keys are known to have entries; None until the walk has begun."""
+    _finder: tuple[SharedTable, KeyFinder] | None = None
+    """Looks keys up in this table."""
     _expiring: set[int] = field(default_factory=set)
     """Spaces of which a value that expires has had an entry in this table."""
 
@@ -195,6 +197,17 @@ class KeyedIndex(OwnedTable):
         self._expiring.clear()
 
     # --- use -----------------------------------------------------------------------------------------
+
+    def match(self, number: int, keys: list[bytes], sizes: Sequence[int]) -> list[bool | None]:
+        """Return for each key of a space if it has a value, of that size if there are `sizes`; None: ask the tables.
+
+        Each key is one that a value may have.  In a space of which values expire, that is None for all.
+        """
+        if number in self._expiring:
+            return [None] * len(keys)
+        if self._finder is None or self._finder[0] is not self.table:
+            self._finder = self.table, KeyFinder(self.table)
+        return self._finder[1].match(number, keys, list(sizes) or None)
 
     def correct(self, number: int, answers: Iterable[tuple[bytes, Sequence[ChunkId]]]) -> None:
         """Set entries right that are not as a request was answered: keys of a space, with the chunks of their values.

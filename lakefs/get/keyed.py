@@ -84,6 +84,22 @@ def find_values(space: int, keys: Sequence[bytes]) -> Steps[list[list[Piece]]]:
     return values
 
 
+def find_present(space: int, keys: Sequence[bytes], sizes: Sequence[int] | None = None) -> Steps[list[bool]]:
+    """Return for each key if it has a value, of that size if `sizes` are given (0: any).  SpaceNotFound."""
+    present = [False] * len(keys)
+    left = list(range(len(keys)))
+    while left:
+        batch, left = left[:BATCH_MAX], left[BATCH_MAX:]
+        wanted = [] if sizes is None else [sizes[index] for index in batch]
+        reply = yield from send(KeyedMatch(space, [keys[index] for index in batch], presence=True, sizes=wanted))
+        assert isinstance(reply.message, KeyedMatched)
+        for index, flag in zip(batch, reply.message.present(wanted), strict=True):
+            present[index] = flag
+        if reply.message.chunks:  # of an engine that answers with parts, as many as fit
+            left = _too_many(batch, reply.message.failures) + left
+    return present
+
+
 def pin_values(space: int, keys: Sequence[bytes]) -> Steps[Pinned]:
     """Take leases on the values of at most BATCH_MAX keys.  SpaceNotFound, EngineBusy, InvalidArgument."""
     if len(keys) > BATCH_MAX:
@@ -144,13 +160,6 @@ def parts_of(values: Sequence[tuple[Sequence[Piece], memoryview]]) -> tuple[list
 def value_bytes(pieces: Sequence[Piece]) -> int:
     """Return the length of a value with these parts."""
     return pieces[-1].offset + pieces[-1].length if pieces else 0
-
-
-def is_present(values: Sequence[Sequence[Piece]], sizes: Sequence[int] | None) -> list[bool]:
-    """Return for each key if it has a value: its parts were found, and have that length together (0: any length)."""
-    if sizes is None:
-        return [bool(pieces) for pieces in values]
-    return [bool(pieces) and size in (0, value_bytes(pieces)) for pieces, size in zip(values, sizes, strict=True)]
 
 
 # --- into a pool -----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from math import ceil
 from typing import Final, Protocol
 
@@ -19,14 +20,12 @@ from lakefs.errors import InvalidArgument
 from lakefs.get.keyed import (
     Matched,
     Pinned,
-    find_values,
+    find_present,
     get_values_into,
-    is_present,
     load_values,
     match_of,
     pin_values,
     unpin_values,
-    value_bytes,
 )
 from lakefs.get.opened import Access
 from lakefs.get.pools import Pool
@@ -108,8 +107,7 @@ class SpaceSteps:
         Neither is one that is known to be damaged or has expired.  SpaceNotFound, InvalidArgument.
         """
         checked, wanted = sized_keys(keys, sizes)
-        values = yield from find_values(self.number, checked)
-        return match_of(is_present(values, wanted))
+        return match_of((yield from find_present(self.number, checked, wanted)))
 
     def load(
         self, keys: Sequence[bytes], pool: Pool, offsets: Sequence[int], rooms: Sequence[int] = ()
@@ -164,10 +162,10 @@ class SpaceSteps:
             and result.outcomes[item.place] is not Outcome.PRESENT
         ]
         if sum(item.length for item in asked) >= ASK_FROM_BYTES:
-            values = yield from find_values(self.number, [item.key for item in asked])
-            for item, pieces in zip(asked, values, strict=True):
-                if pieces and not (resize and value_bytes(pieces) != item.length):
-                    result.outcomes[item.place] = Outcome.PRESENT
+            sizes = [item.length for item in asked] if resize else None
+            stored = yield from find_present(self.number, [item.key for item in asked], sizes)
+            for item in compress(asked, stored):
+                result.outcomes[item.place] = Outcome.PRESENT
         left = [item for item in items if result.outcomes[item.place] is not Outcome.PRESENT]
         yield from put_values(transfer, self.number, left, result, resize=resize)
         return result

@@ -10,6 +10,8 @@ second, and so on; `counts` has the number of parts of each key.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 from lakefs.wire.base import Done, Failure, Message, Request
@@ -116,7 +118,8 @@ class SetSpaces(Request, frozen=True):
 class KeyedMatched(Message, frozen=True):
     """The value of each key: `counts` parts, 0 for a key without value; ids and lengths of all parts.
 
-    `leases` has one for each part if the request asked for them.  `failures` is empty when no key failed.
+    `leases` has one for each part if the request asked for them.  `failures` is empty when no key failed.  The answer
+    to a request for `presence` has a count of 1 for each key with a value, and no parts.
     """
 
     counts: list[int]
@@ -124,6 +127,17 @@ class KeyedMatched(Message, frozen=True):
     lengths: list[int]
     leases: list[int] = []
     failures: list[Failure | None] = []
+
+    def present(self, sizes: Sequence[int]) -> list[bool]:
+        """Return for each key if it has a value, of that size if there are `sizes` (0: any), as a request asked.
+
+        Also of an answer with parts, which an engine gives that does not know `presence`.
+        """
+        if not sizes or not self.chunks:
+            return [count > 0 for count in self.counts]
+        lengths = iter(self.lengths)
+        totals = [sum(islice(lengths, count)) for count in self.counts]
+        return [total > 0 and size in (0, total) for total, size in zip(totals, sizes, strict=True)]
 
 
 class KeyedMatch(Request, frozen=True):
@@ -133,6 +147,8 @@ class KeyedMatch(Request, frozen=True):
     has expired or is known to be damaged is not found.  SpaceNotFound; EngineBusy (leases).  A key fails by itself with
     InvalidArgument (its length), or RequestTooLarge, whether it has a value or not, when the values of the keys before
     it fill the answer: KEYED_PARTS_ANSWERED_MAX parts.
+    `presence`: answer only which keys have a value; no key then fails for want of room.  `sizes`, if given, has for
+    each key the length that its value has to have (0: any).  InvalidArgument with `lease`.
     """
 
     OP = 93
@@ -140,6 +156,8 @@ class KeyedMatch(Request, frozen=True):
     space: int
     keys: list[bytes]
     lease: bool = False
+    presence: bool = False
+    sizes: list[int] = []
 
 
 class KeyedLoaded(Message, frozen=True):

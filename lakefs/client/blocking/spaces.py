@@ -20,8 +20,8 @@ from lakefs.errors import ChunkNotFound, CorruptionError, EngineUnreachable, Inv
 from lakefs.get.keyed import (
     MISS,
     Matched,
+    find_present,
     find_values,
-    is_present,
     match_of,
     parts_of,
     read_values_into,
@@ -82,8 +82,8 @@ class Space:
             self._index.note(self.number, checked if all(present) else list(compress(checked, present)))
             return match_of(present)
         asked = [at for at, flag in enumerate(known) if flag is None]
-        values = self._driver.run(find_values(self.number, [checked[at] for at in asked]))
-        found = iter(is_present(values, wanted and [wanted[at] for at in asked]))
+        wanted = wanted and [wanted[at] for at in asked]
+        found = iter(self._driver.run(find_present(self.number, [checked[at] for at in asked], wanted)))
         self._renew_behind()
         return match_of([next(found) if flag is None else flag for flag in known])
 

@@ -19,7 +19,7 @@ from lakefs.direct.chunk_reads import NOT_READ
 from lakefs.direct.keyed_reads import NAMELESS
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.get.fetch import need_segments
-from lakefs.get.keyed import Matched, find_values, match_of, slot_rooms
+from lakefs.get.keyed import Matched, find_present, match_of, slot_rooms
 from lakefs.get.opened import AT_ONCE_BYTES
 from lakefs.get.pools import Pool
 from lakefs.host.writable_memory import WritableBuffer
@@ -82,10 +82,10 @@ class TrioSpace:
             await trio.lowlevel.checkpoint()
             return match_of(present)
         asked = [key for key, flag in zip(checked, known, strict=True) if flag is None]
-        values = iter(await self._driver.run(find_values(self.number, asked)))
+        found = iter(await self._driver.run(find_present(self.number, asked)))
         with suppress(EngineUnreachable):  # the answer stands if the engine has gone since
             await self._renew()
-        return match_of([bool(next(values)) if flag is None else flag for flag in known])
+        return match_of([next(found) if flag is None else flag for flag in known])
 
     async def load(
         self, keys: Sequence[bytes], pool: Pool, offsets: Sequence[int], rooms: Sequence[int] = ()

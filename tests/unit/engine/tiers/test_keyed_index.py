@@ -13,6 +13,7 @@ import trio
 
 from engine.format.keyed import value_key
 from engine.format.layouts import Mutation, Table
+from engine.keyed.values import Values
 from engine.process.embedded import EmbeddedEngine
 from engine.process.shared_index_life import run_keyed_index, run_shared_index
 from engine.store.store import Store
@@ -205,7 +206,8 @@ def test_a_moved_value_is_found_at_its_new_place_once_somebody_has_asked() -> No
     run(main)
 
 
-def test_an_expired_or_damaged_value_is_doubtful_once_somebody_has_asked() -> None:
+@pytest.mark.parametrize("presence", [False, True])
+def test_an_expired_or_damaged_value_is_doubtful_once_somebody_has_asked(presence: bool) -> None:
     async def main() -> None:
         clock = SimClock()
         async with keyed_store(clock=clock) as (store, index, client):
@@ -221,7 +223,8 @@ def test_an_expired_or_damaged_value_is_doubtful_once_somebody_has_asked() -> No
                 entry = entry_of(index, space, key)
                 assert entry is not None
                 assert entry[0] == PLACED
-            matched = await ask(client, m.KeyedMatch(space, [b"expires", b"rots", b"none"]), m.KeyedMatched)
+            asked = m.KeyedMatch(space, [b"expires", b"rots", b"none"], presence=presence)
+            matched = await ask(client, asked, m.KeyedMatched)
             assert matched.counts == [0, 0, 0]
             for key in (b"expires", b"rots"):
                 assert entry_of(index, space, key) == (DOUBTFUL, 0, 0, 0, 0)
@@ -229,6 +232,24 @@ def test_an_expired_or_damaged_value_is_doubtful_once_somebody_has_asked() -> No
             await put_values(client, space, {b"expires": [b"later"], b"rots": [b"sound"]})
             assert check_keyed_index(store, after_moves=False)
             assert entry_of(index, space, b"rots") != (DOUBTFUL, 0, 0, 0, 0)
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_presence_is_looked_up_in_the_index_alone_while_nothing_is_damaged(is_damaged: bool) -> None:
+    async def main() -> None:
+        async with keyed_store() as (store, index, client):
+            await filled(index)
+            space = await space_of(client)
+            await put_values(client, space, {b"here": [b"value"], b"rots": [b"rotten"]})
+            if is_damaged:
+                chunk = data_chunk_id(b"rotten")
+                await store.quarantine.note(chunk, records(store)[chunk], ChunkDamaged("rot"))
+            asked = m.KeyedMatch(space, [b"here", b"rots", b"none"], presence=True, sizes=[5, 6, 0])
+            with mock.patch.object(Values, "find", autospec=True, side_effect=Values.find) as found:
+                assert (await ask(client, asked, m.KeyedMatched)).counts == [1, int(not is_damaged), 0]
+            assert found.called == is_damaged
 
     run(main)
 
