@@ -64,13 +64,13 @@ def id_of(number: int) -> MemberId:
 
 def table_of(protection: str, count: int, machines: int = 0) -> Table:
     """Return the first table of a lake of so many members, one on each machine, or on so many machines in turn."""
-    return _table_of(protection, count, machines, placing.PARTITION_BITS)
+    members = tuple([Member(id_of(n), GIB, f"host{n % machines if machines else n}") for n in range(count)])
+    return _table_of(protection, members, placing._partition_bits(members))
 
 
 @lru_cache
-def _table_of(protection: str, count: int, machines: int, partition_bits: int) -> Table:
+def _table_of(protection: str, members: tuple[Member, ...], partition_bits: int) -> Table:
     """Make a table once; some tests let tables have fewer partitions, and theirs are not those of others."""
-    members = [Member(id_of(n), GIB, f"host{n % machines if machines else n}") for n in range(count)]
     table = first_table(Protection.parse(protection), members, accept_loss=True)
     assert table.partition_bits == partition_bits
     return table

@@ -67,13 +67,14 @@ def member(number: int, state: Standing = Standing.IN) -> Member:
 
 def table_of(count: int) -> Table:
     """Return the first table of a lake of so many members."""
-    return _first(count, placing.PARTITION_BITS)
+    members = tuple([member(number) for number in range(count)])
+    return _first(members, placing._partition_bits(members))
 
 
 @cache
-def _first(count: int, partition_bits: int) -> Table:
+def _first(members: tuple[Member, ...], partition_bits: int) -> Table:
     """Make a table once; some tests let tables have fewer partitions, and theirs are not those of others."""
-    table = first_table(PROTECTION, [member(number) for number in range(count)])
+    table = first_table(PROTECTION, members)
     assert table.partition_bits == partition_bits
     return table
 
