@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
+from tests.sim.cluster.forgetting import Forgetting
 from tests.sim.cluster.lake import SimLake
 from tests.sim.cluster.member_faults import MemberFaults
 from tests.sim.cluster.names_faults import NamesFaults
@@ -23,6 +24,7 @@ class Faults:
     def __init__(self, lake: SimLake) -> None:
         self._lake = lake
         members, names, operator = MemberFaults(lake), NamesFaults(lake), Operator(lake)
+        forgetting = Forgetting(lake, operator)
         self._kinds: list[tuple[int, Event]] = [
             (6, members.crash_member),
             (6, members.cut_off),
@@ -31,6 +33,7 @@ class Faults:
             (3, members.fill_member),
             (3, members.lie),
             (2, members.fail_disk),
+            (3, forgetting.forget),
             (3, names.crash_names),
             (4, names.break_names_device),
             (2, names.trouble_names),

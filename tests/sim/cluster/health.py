@@ -23,6 +23,8 @@ class Health:
         self.was_hurt: set[str] = set()
         self.lost: set[str] = set()
         """Members whose devices were lost since the lake was last healed."""
+        self.forgotten = 0
+        """Number of members that came back as they had been before."""
         self.elsewhere = 0
         """Faults under way of names, of heads, and of ways between them."""
         self.unwell_since = -1e9

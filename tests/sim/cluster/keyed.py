@@ -4,7 +4,7 @@ A value lies once, at its key's home.  So a key is a miss while its home is away
 home, and an earlier value may be found again when that changes back.  But:
 
 - a hit is a value that was put to that key of that space;
-- while the table stays, an answered removal stays, whoever crashes;
+- while the table stays, an answered removal stays, whoever crashes, unless a disk lied and forgot it;
 - while the table stays and no member was hurt, an answered put stays.
 
 A request that fails leaves its keys in doubt until the table changes, or for `RESTS_S`.
@@ -58,7 +58,7 @@ class KeyedCustomer:
         self._health = health
         self._log = log
         self._keys: dict[bytes, KeyedValue] = {}
-        self._hurts = 0
+        self._forgotten = 0
         self.hits = 0
 
     async def work(self, heads: Sequence[HeadPlace], count: int) -> None:
@@ -93,9 +93,11 @@ class KeyedCustomer:
         return 0 if upkeep is None else upkeep._members.tables[0].ring_epoch
 
     def _look_at_table(self) -> None:
-        """Forget what is bound to a table that is not the newest, or to members that were never hurt."""
+        """Forget what is bound to a table that is not the newest, or to members that were hurt, or have forgotten."""
+        has_forgotten = self._forgotten != self._health.forgotten
+        self._forgotten = self._health.forgotten
         for key in self._keys.values():
-            if key.epoch != self._epoch:
+            if key.epoch != self._epoch or has_forgotten:
                 key.epoch, key.may_be, key.is_certain = self._epoch, key.ever | {b""}, False
             if self._health.was_hurt or self._health.elsewhere:
                 key.is_certain = False

@@ -33,6 +33,8 @@ class SimLake:
     met: Counter[str] = field(default_factory=Counter)
     lost: set[MemberId] = field(default_factory=set)
     """Members whose devices are lost for ever, and that the lake still has."""
+    lying: set[MemberPlace] = field(default_factory=set)
+    """Members whose disks lie about syncs: until the power fails nothing else happens to them."""
 
     def log(self, text: str) -> None:
         """Note a step."""
@@ -41,7 +43,7 @@ class SimLake:
     def victim(self) -> MemberPlace | None:
         """Return a member that may be hurt now."""
         found = [place for place in self.members if self.is_rough or self.health.may_hurt(place.name)]
-        found = [place for place in found if place.id is not None and place.is_wanted]
+        found = [place for place in found if place.id is not None and place.is_wanted and place not in self.lying]
         return self.rng.choice(found) if found else None
 
     @property

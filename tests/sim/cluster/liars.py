@@ -76,9 +76,10 @@ def _with_other_bytes(message: m.ReadChunksReply, body: Body) -> Reply:
 def _with_more_bytes(message: m.ReadChunksReply, body: Body) -> Reply:
     payload, sent = memoryview(body.joined()), bytearray()
     pieces, lengths, at = [], [], 0
-    for piece, length in zip(message.pieces, message.chunk_lengths, strict=True):
+    for index, piece in enumerate(message.pieces):
         part = bytearray(payload[at : at + piece.length])
         at += piece.length
+        length = message.chunk_lengths[index] if message.chunk_lengths else len(part)  # none of whole chunks
         is_all = len(part) == length
         if is_all:
             part.append(0x55)
@@ -86,5 +87,5 @@ def _with_more_bytes(message: m.ReadChunksReply, body: Body) -> Reply:
         pieces.append(piece)
         lengths.append(length + is_all)
         sent += part
-    said = msgspec.structs.replace(message, pieces=pieces, chunk_lengths=lengths)
+    said = msgspec.structs.replace(message, pieces=pieces, chunk_lengths=lengths if message.chunk_lengths else [])
     return Reply(said, Body([sent] if sent else []))

@@ -121,7 +121,7 @@ class MemberFaults:
         if place is None:
             return
         self._lake.health.begin(place.name)
-        place.lies = self._lake.rng.choice((Lie.BYTES, Lie.LENGTH))
+        place.lies = self._lake.rng.choice((Lie.BYTES, Lie.LENGTH, Lie.LONGER))
         self._lake.met[f"lies: {place.lies.name}"] += 1
         self._lake.log(f"{place.name} lies: {place.lies.name}")
         await trio.sleep(self._lake.rng.choice((5.0, 25.0)))

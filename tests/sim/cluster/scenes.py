@@ -64,6 +64,9 @@ SCENES: Final[dict[str, Scene]] = {
         scenes_stripes.a_put_with_too_few_members, ((ONE_ONE, 3), (TWO_ONE, 4))
     ),
     "a member lies for long": Scene(scenes_stripes.a_member_lies_for_long),
+    "a member lies of a length": Scene(
+        scenes_stripes.a_member_lies_of_a_length, ((TWO_ONE, 4), (ONE_ONE, 3), (FOUR_TWO, 6))
+    ),
     "a put is slow behind its note": Scene(scenes_stripes.a_put_is_slow, ((TWO_ONE, 4), (TWO_ONE, 5))),
     "a partition is noted again": Scene(scenes_walks.a_partition_is_noted_again, ((TWO_ONE, 4), (TWO_ONE, 5))),
     "a home is full, then a loss": Scene(scenes_walks.a_home_is_full, ((TWO_ONE, 4), (TWO_ONE, 5))),
@@ -73,6 +76,9 @@ SCENES: Final[dict[str, Scene]] = {
     "two members are drained at once": Scene(scenes_walks.two_are_drained, ((ONE_ONE, 4), (ONE_ONE, 5))),
     "a member is out, and returns": Scene(
         scenes_walks.a_member_is_out, ((ONE_ONE, 5), (ONE_ONE, 6), (TWO_ONE, 7)), out_after_s=6.0
+    ),
+    "more than m members are unheard": Scene(
+        scenes_walks.more_than_m_are_unheard, ((ONE_ONE, 5), (ONE_ONE, 6), (TWO_ONE, 7)), out_after_s=6.0
     ),
     "a member forgets": Scene(scenes_walks.a_member_forgets),
     "a copy of the names misses writes": Scene(

@@ -11,7 +11,8 @@ from lakefs.wire import messages as m
 from tests.sim.cluster.lake import until
 from tests.sim.cluster.network import Connection
 from tests.sim.cluster.places import NAMES_HOST
-from tests.sim.cluster.stage import HELD_S, PointOf, Stage, names_to_members
+from tests.sim.cluster.points import PointOf, names_to_members
+from tests.sim.cluster.stage import HELD_S, Stage
 
 OLD = 2
 """Cycles behind which what was stored before is not protected by its generation any more."""
@@ -85,7 +86,7 @@ async def tables_change_during_a_cycle(stage: Stage) -> None:
     home = stage.rng.choice(stage.homes(payload))
     epoch = stage.tables[0].ring_epoch
 
-    async def new_table(_: Connection, __: m.Request) -> None:
+    async def new_table() -> None:
         with trio.move_on_after(200.0):
             await until(lambda: stage.tables[0].ring_epoch > epoch and len(stage.tables) == 1)
             await stage.clean()
@@ -93,7 +94,7 @@ async def tables_change_during_a_cycle(stage: Stage) -> None:
     async with stage.gone(home):
         await stage.put("o", payload)
         await stage.collect(OLD)
-        with stage.at(PointOf(m.GcSweep, new_table, near=NAMES_HOST, is_each=True)):
+        with stage.before_sweeps(new_table):
             await stage.collect()
         await stage.lose_for_good(home)
     await stage.read_all()

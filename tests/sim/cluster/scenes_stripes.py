@@ -10,8 +10,9 @@ from lakefs.wire import messages as m
 from tests.sim.cluster.liars import Lie
 from tests.sim.cluster.network import Connection
 from tests.sim.cluster.places import MemberPlace
+from tests.sim.cluster.points import PointOf
 from tests.sim.cluster.quiet import chunks_of
-from tests.sim.cluster.stage import HELD_S, PointOf, Stage
+from tests.sim.cluster.stage import HELD_S, Stage
 
 
 async def a_put_while_members_are_away(stage: Stage) -> None:
@@ -59,6 +60,19 @@ async def a_member_lies_for_long(stage: Stage) -> None:
     for lie in (Lie.BYTES, Lie.LENGTH, Lie.LONGER):
         first = stage.place(stage.tables[0].homes(manifest)[0])
         with stage.lying(stage.rng.choice((first, first, *stage.lake.members)), lie):
+            await stage.read_all()
+        await stage.healed()
+
+
+async def a_member_lies_of_a_length(stage: Stage) -> None:
+    """Heads that know no length read a manifest, and its first home says another length, maybe with bytes to it."""
+    payloads = (stage.payload(), stage.payload())
+    await stage.put("long", *payloads)
+    manifest, _ = chunks_of(payloads)[-1]
+    for lie in stage.rng.sample((Lie.LENGTH, Lie.LONGER), 2):
+        for head in stage.heads:
+            await stage.restart_head(head)
+        with stage.lying(stage.place(stage.tables[0].homes(manifest)[0]), lie):
             await stage.read_all()
         await stage.healed()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import trio
 
 from lakefs.cluster.table import Table
@@ -10,7 +12,8 @@ from lakefs.wire import messages as m
 from tests.sim.cluster.lake import until
 from tests.sim.cluster.network import Connection
 from tests.sim.cluster.places import NAMES_HOST, MemberPlace
-from tests.sim.cluster.stage import SIZES, Stage, names_to_members
+from tests.sim.cluster.points import names_to_members
+from tests.sim.cluster.stage import SIZES, Stage
 
 
 async def a_partition_is_noted_again(stage: Stage) -> None:
@@ -133,6 +136,24 @@ async def a_member_is_out(stage: Stage) -> None:
         for number in range(3):
             await stage.put(f"new{number}", stage.payload())
         await stage.collect(stage.rng.randint(0, 3))
+    await stage.healed()
+    await stage.read_all()
+
+
+async def more_than_m_are_unheard(stage: Stage) -> None:
+    """Homes are cut off from the names alone: one, which is out before walks pass, then more, over m in all."""
+    payload = stage.payload()
+    await stage.put("o", payload)
+    parity, epoch = stage.tables[0].protection.parity, stage.tables[0].ring_epoch
+    one, *others = stage.rng.sample(stage.homes(payload), parity + 1)
+    with ExitStack() as cut:
+        cut.enter_context(stage.unheard(one))
+        with stage.held(m.ListShards, near=NAMES_HOST):
+            await stage.wait(lambda: stage.tables[0].ring_epoch > epoch, "a member is out")
+            cut.enter_context(stage.unheard(*others))
+        await trio.sleep(stage.rng.choice((30.0, 60.0)))
+        await stage.put("new", stage.payload())
+        await stage.read_all()
     await stage.healed()
     await stage.read_all()
 

@@ -1,4 +1,4 @@
-"""The stage of a scene: a small lake, its clients, and points at which something happens in the middle of a request.
+"""The stage of a scene: a small lake, its clients, and whatever may happen to them.
 
 A scene (`tests.sim.cluster.scenes`) is a short history with a plot: few contents that meet in one partition, and one
 thing that happens just then.  Its checks are those of every history: `Customer`, `Health`, `Quiet`.
@@ -10,6 +10,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeVar
+from unittest import mock
 
 import trio
 
@@ -21,11 +22,13 @@ from lakefs.ids import MemberId, Partition, data_chunk_id
 from lakefs.wire import messages as m
 from tests.sim.cluster.customers import Customer, Pool, Step
 from tests.sim.cluster.devices import Device
+from tests.sim.cluster.forgetting import Forgetting
 from tests.sim.cluster.lake import SimLake, until
 from tests.sim.cluster.liars import Lie
 from tests.sim.cluster.network import Connection, Way
 from tests.sim.cluster.operating import Operator
 from tests.sim.cluster.places import MEMBER_BYTES, NAMES_HOST, HeadPlace, MemberPlace
+from tests.sim.cluster.points import PointOf
 from tests.sim.cluster.promises import Content, Promises
 from tests.sim.cluster.quiet import Quiet
 from tests.sim.judges.history import SimFailure
@@ -37,46 +40,7 @@ HEARD_S: Final = 6.0
 HELD_S: Final = 8.0
 """Requests to members are given up after 10 s."""
 WAIT_S: Final = 120.0
-OPENS_S: Final = 20.0
 FILLERS_MAX: Final = 40
-Act = Callable[[Connection, m.Request], Awaitable[None]]
-
-
-class PointOf:
-    """A point: `act` happens at the first message of a kind between two hosts, or at each; messages wait for its end.
-
-    `answers`: at the answer, where it arrives.
-    """
-
-    def __init__(
-        self,
-        kind: type[m.Request],
-        act: Act,
-        *,
-        near: str = "",
-        far: str = "",
-        answers: bool = False,
-        is_each: bool = False,
-    ) -> None:
-        self._kind = kind
-        self._act = act
-        self._near = near
-        self._far = far
-        self._answers = answers
-        self._is_each = is_each
-        self.is_met = False
-
-    def _fits(self, connection: Connection, request: m.Request, *, is_answer: bool) -> bool:
-        if getattr(request, "only_damaged", False):
-            return False  # of gc, not of a walk
-        is_there = self._near in ("", connection.near) and self._far in ("", connection.far)
-        return is_there and isinstance(request, self._kind) and is_answer == self._answers
-
-    async def met(self, connection: Connection, request: m.Request, *, is_answer: bool) -> None:
-        """See `Point`."""
-        if (self._is_each or not self.is_met) and self._fits(connection, request, is_answer=is_answer):
-            self.is_met = True
-            await self._act(connection, request)
 
 
 class Stage:
@@ -90,6 +54,7 @@ class Stage:
         self._promises = promises
         self._pool = pool
         self._operator = Operator(lake)
+        self._forgetting = Forgetting(lake, self._operator)
         self._clients = 0
 
     # --- places --------------------------------------------------------------------------------------
@@ -329,6 +294,22 @@ class Stage:
             self.lake.log(f"{place.name} is not cut off any more")
             self.lake.health.end(place.name)
 
+    @contextmanager
+    def unheard(self, *places: MemberPlace) -> Iterator[None]:
+        """Cut members off from the names' process alone during the block: heads reach them, so nobody is hurt."""
+        network = self.lake.world.network
+        self.lake.met["cut off: CUT"] += len(places)
+        self.lake.log(f"{[place.name for place in places]} are cut off from the names")
+        pairs = [pair for one in places for pair in ((NAMES_HOST, one.host), (one.host, NAMES_HOST))]
+        for pair in pairs:
+            network.set_way(*pair, Way.CUT)
+        try:
+            yield
+        finally:
+            for pair in pairs:
+                network.set_way(*pair, Way.GOOD)
+            self.lake.log("no member is cut off from the names any more")
+
     async def fill(self, place: MemberPlace) -> None:
         """Put objects until a member takes no more shards; its disk has to be full."""
         for number in range(FILLERS_MAX):
@@ -354,6 +335,21 @@ class Stage:
         await trio.sleep(HEARD_S)
         for place in places:
             self.lake.health.end(place.name)
+
+    @contextmanager
+    def before_sweeps(self, act: Callable[[], Awaitable[None]]) -> Iterator[None]:
+        """Let something happen when the walk of gc has ended: the names' disk is slow before members sweep."""
+        local = self.lake.names.local
+        assert local is not None
+        metadata = local.store.metadata
+        sync = metadata.sync
+
+        async def sync_slowly() -> None:
+            await act()
+            await sync()
+
+        with mock.patch.object(metadata, "sync", sync_slowly):
+            yield
 
     def flip(self, place: MemberPlace) -> None:
         """Flip a bit of each shard of a member."""
@@ -389,24 +385,11 @@ class Stage:
 
     def lies_about_syncs(self, place: MemberPlace) -> None:
         """Let a member's disk lie about syncs from now on."""
-        self.lake.health.begin(place.name)
-        self.lake.health.lost.add(place.name)
-        self.lake.met["lying disk"] += 1
-        self.lake.log(f"the disk of {place.name} lies about syncs")
-        place.disk.lying_sync = 1.0
+        self._forgetting.lie_about_syncs(place)
 
     async def lose_power(self, place: MemberPlace) -> None:
         """Let the power of a member with a lying disk fail; it returns, or is replaced when it cannot be opened."""
-        lives = place.lives
-        self.lake.log(f"the power of {place.name} fails")
-        place.is_wanted = False
-        place.crash(power=True)
-        await trio.sleep(HEARD_S)
-        place.is_wanted = True
-        with trio.move_on_after(OPENS_S):
-            await until(lambda: place.is_up and place.lives > lives)
-        if not place.is_up:
-            await self.lose(place)
+        await self._forgetting.lose_power(place)
         await trio.sleep(HEARD_S)
         self.lake.health.end(place.name)
 
@@ -416,8 +399,3 @@ class Stage:
         assert isinstance(disk, Device)
         disk.is_broken = is_broken
         self.lake.log(f"the names' device {name} {'breaks' if is_broken else 'works'}")
-
-
-def names_to_members(kind: type[m.Request], act: Act) -> PointOf:
-    """Return a point: the first message of a kind from the names' process to a member."""
-    return PointOf(kind, act, near=NAMES_HOST)

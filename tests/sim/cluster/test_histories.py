@@ -33,6 +33,8 @@ MUST_HAPPEN = {
     "rot": 5,
     "lies: BYTES": 2,
     "lies: LENGTH": 2,
+    "lies: LONGER": 2,
+    "lying disk": 5,
     "disk failed: sync_data": 1,
     "disk failed: pwrite": 1,
     "disk failed: pread_into": 1,

@@ -22,6 +22,7 @@ from engine.requests.bind import BindGate
 from engine.store.keyed_store import KeyedStore
 from engine.store.store import Store
 from engine.stripes.stripes import LakeStripes
+from lakefs.cluster import placing
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.members import Member
 from lakefs.cluster.placing import first_table
@@ -61,11 +62,18 @@ def id_of(number: int) -> MemberId:
     return MemberId(bytes((number + 1,)) * 16)
 
 
-@lru_cache
 def table_of(protection: str, count: int, machines: int = 0) -> Table:
     """Return the first table of a lake of so many members, one on each machine, or on so many machines in turn."""
-    members = [Member(id_of(n), GIB, f"host{n % machines if machines else n}") for n in range(count)]
-    return first_table(Protection.parse(protection), members, accept_loss=True)
+    members = tuple([Member(id_of(n), GIB, f"host{n % machines if machines else n}") for n in range(count)])
+    return _table_of(protection, members, placing._partition_bits(members))
+
+
+@lru_cache
+def _table_of(protection: str, members: tuple[Member, ...], partition_bits: int) -> Table:
+    """Make a table once; some tests let tables have fewer partitions, and theirs are not those of others."""
+    table = first_table(Protection.parse(protection), members, accept_loss=True)
+    assert table.partition_bits == partition_bits
+    return table
 
 
 class Fault(Enum):

@@ -22,6 +22,7 @@ from engine.store.store import Store
 from engine.walker.walker import Walker
 from engine.walker.walker_pace import Pace
 from engine.walker.walker_report import WalkReport
+from lakefs.cluster import placing
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.members import Member, Standing
 from lakefs.cluster.placing import first_table, next_table
@@ -64,14 +65,25 @@ def member(number: int, state: Standing = Standing.IN) -> Member:
     return Member(member_id(number), 1 << 40, machine=f"host {number}", state=state)
 
 
+def table_of(count: int) -> Table:
+    """Return the first table of a lake of so many members."""
+    members = tuple([member(number) for number in range(count)])
+    return _first(members, placing._partition_bits(members))
+
+
 @cache
-def _first(count: int) -> Table:
-    return first_table(PROTECTION, [member(number) for number in range(count)])
+def _first(members: tuple[Member, ...], partition_bits: int) -> Table:
+    """Make a table once; some tests let tables have fewer partitions, and theirs are not those of others."""
+    table = first_table(PROTECTION, members)
+    assert table.partition_bits == partition_bits
+    return table
 
 
 @cache
 def _next(last: Table, members: tuple[Member, ...], ring_epoch: RingEpoch) -> Table:
-    return replace(next_table(last, members, at_once=True, accept_loss=True), ring_epoch=ring_epoch)
+    table = next_table(last, members, at_once=True, accept_loss=True)
+    assert table.partition_bits == last.partition_bits, "a test made tables small after the first one"
+    return replace(table, ring_epoch=ring_epoch)
 
 
 def small(table: Table) -> Table:
@@ -84,7 +96,7 @@ class Lake:
 
     def __init__(self, nursery: trio.Nursery, count: int, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.whole_tables = [_first(count)]
+        self.whole_tables = [table_of(count)]
         self.generation_known = GcGeneration(1)
         self.coordinator = MemoryCoordinator()
         self.state = LakeState(self.coordinator)
