@@ -20,12 +20,13 @@ from typing import Final
 from bench.harness.content import block, payload, window, write_file
 from bench.harness.cpu import cpu_s, process_tree, resident_bytes
 from bench.harness.gains import ALL_CPU, SHOWN, counted
-from bench.harness.measure import Bench, Figure, Goal, Scenario, Single, at_most
-from bench.harness.mounts import forget_pages_below
+from bench.harness.measure import Bench, Figure, Goal, Scenario, Single, at_most, timed
+from bench.harness.mounts import forget_pages_below, lake_mounted
 from bench.harness.process import EngineProcess, allocated_bytes
 from bench.harness.sampled import OURS, Entrant, Run, Sampled, Side, Target
 from lakefs.client.blocking.engine import BlockingEngine, connect_blocking
 from lakefs.client.blocking.lake import Lake
+from lakefs.histogram import Histogram
 from lakefs.wire import messages as m
 
 MEMBERS: Final = 6
@@ -182,6 +183,37 @@ def _getting_short(bench: Bench, engine: EngineProcess, lake: Lake) -> Side:
     return counted(run, _nothing, process_tree(engine.pid))
 
 
+# --- the mount -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _mounted(bench: Bench, name: str, made: Callable[[Path], EngineProcess]) -> Iterator[Side]:
+    """Context manager: a file of 4 KiB written and closed on a mount; the latency is of both, the open too."""
+    folder, count = bench.folder / f"mount-{name}", bench.scale.pick(400, 20)
+    folder.mkdir()
+    with made(folder) as engine, engine.connect() as lake:
+        lake.put("bench/first", b"first", create_bucket=True)
+        wait_idle(engine, bench.scale.pick(180, 1))
+        with lake_mounted(engine, folder) as mount:
+            files = (mount.folder / "bench" / f"k{number:06}" for number in itertools.count())
+            servers = [*process_tree(engine.pid), mount.process.pid]
+
+            def run() -> Run:
+                took_s = [timed(partial(next(files).write_bytes, payload(SHORT))) for _ in range(count)]
+                return Run(count, count * SHORT, Histogram.of_seconds(took_s), stored_bytes=count * SHORT)
+
+            yield counted(run, _nothing, servers)
+
+
+@contextmanager
+def mount_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
+    """Context manager: a mount of a lake over six folders, and one of an engine."""
+    yield [
+        Entrant(OURS, partial(_mounted, bench, "six", six_members)),
+        Entrant(ONE, partial(_mounted, bench, "one", EngineProcess)),
+    ]
+
+
 # --- figures of the lake alone ----------------------------------------------------------------------------
 
 
@@ -276,6 +308,16 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
     _long_get("get-64m", "get of 64 MiB, hot", cold=False),
     _long_get("get-64m-cold", "get of 64 MiB, cold", cold=True),
     _against_one("get-4k", "get of 4 KiB by name, one at a time", _getting_short, at_most(1.5, "x"), 30),
+    Sampled(
+        "lake-mount-4k",
+        "six members at 4+2: write and close of 4 KiB on the mount",
+        "p50_us",
+        mount_sides,
+        generator="one program writes one file after the other",
+        expected_s=60,
+        targets=(Target("p50_us", at_most(4.0, "x"), ONE), Target(ALL_CPU, SHOWN, ONE)),
+        stores=True,
+    ),
     Single(
         "lake-space",
         "six members at 4+2: room on disk / bytes stored",

@@ -314,9 +314,13 @@ class _JoinedSink:
         self.failures: dict[int, LakeError] = {}
         self._targets = targets
         self._replace = replace
-        self._idle = threading.Condition()
-        self._users = 0
+        self._lock = threading.Lock()
+        self._writing: set[int] = set()
+        """The threads that write a file now."""
         self._stopped = False
+        self._drained = threading.Lock()
+        """Held until this is stopped and nobody writes any more.  No Condition: see `lakefs.host.work_threads`."""
+        self._drained.acquire()
         self._starts: list[int] = []
         self._indexes: list[int] = []
         self.opened = self._joined()
@@ -338,27 +342,34 @@ class _JoinedSink:
         return memoryview(bytearray(piece.length))
 
     def deliver(self, piece: Piece, payload: memoryview) -> None:
-        with self._idle:
-            if self._stopped:
-                return
-            self._users += 1
         index = self._indexes[bisect_right(self._starts, piece.offset) - 1]
         target, opened = self._targets[index]
+        me = threading.get_ident()
         try:
+            with self._lock:
+                if self._stopped:
+                    return
+                self._writing.add(me)
             write_whole(target, payload, opened.stat, replace=self._replace)
             self.written.add(index)
         except LakeError as error:
             self.failures[index] = error
         finally:
-            with self._idle:
-                self._users -= 1
-                self._idle.notify_all()
+            with self._lock:
+                self._writing.discard(me)
+                self._note_drained()
 
     def stop(self) -> None:
         """Start no further file, and wait for those being written.  Blocks."""
-        with self._idle:
+        with self._lock:
             self._stopped = True
-            self._idle.wait_for(lambda: not self._users)
+            self._note_drained()
+        with self._drained:
+            pass
+
+    def _note_drained(self) -> None:
+        if self._stopped and not self._writing and self._drained.locked():
+            self._drained.release()
 
 
 def _write_batch(batch: Sequence[tuple[_Wanted, Opened]], replace: bool) -> list[LakeError | None]:

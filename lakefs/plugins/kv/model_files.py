@@ -20,11 +20,11 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Final
 
+from lakefs.host.work_threads import WorkThreads
 from lakefs.limits import KIB, MIB
 
 FILES_MAX: Final = 10_000
@@ -114,9 +114,13 @@ def _content_of(path: str) -> str:
     files.sort(key=lambda file: file.name)
     sampled = sum(file.size_bytes for file in files if not file.is_whole)
     digest = hashlib.sha256()
-    with ThreadPoolExecutor(READERS, "lake-model") as readers:
-        for file, content in zip(files, readers.map(lambda file: _digest_of(file, sampled), files), strict=True):
-            digest.update(f"{len(file.name.encode())} {file.name} {file.size_bytes} ".encode() + content)
+    readers = WorkThreads(READERS)
+    try:
+        works = [readers.submit(_digest_of, file, sampled) for file in files]
+        for file, work in zip(files, works, strict=True):
+            digest.update(f"{len(file.name.encode())} {file.name} {file.size_bytes} ".encode() + work.result())
+    finally:
+        readers.close()
     return digest.hexdigest()
 
 

@@ -16,9 +16,10 @@ Rules kept here:
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, TypeVar
 
 from lakefs.client.address import silence_limit
@@ -101,35 +102,38 @@ class Connection:
 
 
 class _Job:
-    """A job, and whom to tell of its end."""
+    """A job, and whom to tell of its end; without `run` it only marks a place in the queue."""
 
-    def __init__(self, run: Callable[[Space], Any], done: Callable[[Any], None]) -> None:
+    def __init__(self, run: Callable[[Space], Any] | None, done: Callable[[Any], None]) -> None:
         self.run = run
         self.done = done
 
 
 class Mover:
-    """One thread with a queue.  `submit` from any thread; `done` is called in the mover's thread."""
+    """One thread with a queue.  `submit` from any thread; `done` is called in the mover's thread.
+
+    Its locks are such that a host's thread may be interrupted anywhere (`lakefs.host.work_threads`).
+    """
 
     def __init__(self, name: str, connection: HasSpace) -> None:
         self._connection = connection
         self.is_local: Final = isinstance(connection, Connection) and connection.is_local
         """True if the engine is on this machine, and loads into lent memory."""
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        """Held while a job is queued, and while this is closed."""
         self._now = threading.Lock()
         """Held while a job runs in a caller's thread."""
-        self._waiting: deque[_Job] = deque()
-        self._busy = False
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._is_closed = False
+        self._has_ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, run: Callable[[Space], T], done: Callable[[T | LakeError], None]) -> None:
         """Queue a job.  `done` gets its result or its error; at once, and from here, if the job cannot be queued."""
-        with self._changed:
-            if not self._is_closed and len(self._waiting) < JOBS_MAX:
-                self._waiting.append(_Job(run, done))
-                self._changed.notify_all()
+        with self._lock:
+            if not self._is_closed and self._jobs.qsize() < JOBS_MAX:
+                self._jobs.put(_Job(run, done))
                 return
         done(EngineBusy(f"{JOBS_MAX} jobs wait for the lake, or the plug-in was closed"))
 
@@ -146,45 +150,56 @@ class Mover:
 
     def wait_idle(self) -> None:
         """Wait until every job that was submitted is done."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._waiting and not self._busy)
+        reached = threading.Lock()
+        reached.acquire()
+        with self._lock:
+            is_closed = self._is_closed
+            if not is_closed:
+                self._jobs.put(_Job(None, lambda _: reached.release()))
+        if is_closed:
+            self._thread.join()
+        else:
+            reached.acquire()
 
     def close(self) -> None:
-        """Fail the jobs that have not begun, wait for the one that has, and close the connection.  Idempotent."""
-        with self._changed:
-            if self._is_closed:
-                return
+        """Fail the jobs that have not begun, wait for the one that has, and close the connection.  Idempotent.
+
+        After an interrupt it is called again.
+        """
+        with self._lock:
             self._is_closed = True
-            left, self._waiting = self._waiting, deque()
-            self._changed.notify_all()
+            left = self._taken()
+            self._jobs.put(None)
         for job in left:
             job.done(EngineUnreachable("the plug-in was closed"))
         self._thread.join()
         with self._now:  # a job in a caller's thread ends first; those behind it see that this is closed
-            self._connection.close()
+            if not self._has_ended:
+                self._connection.close()
+                self._has_ended = True
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                if not self._waiting:
-                    return
-                job = self._waiting.popleft()
-                self._busy = True
-            result = self._result_of(job)
-            left: deque[_Job] = deque()
+        while (job := self._jobs.get()) is not None:
+            result = None if job.run is None else self._result_of(job.run)
+            left: list[_Job] = []
             if isinstance(result, EngineUnreachable):
-                with self._changed:
-                    left, self._waiting = self._waiting, left
+                with self._lock:
+                    left = [] if self._is_closed else self._taken()
             for ended in (job, *left):
                 ended.done(result)
-            del job, left, ended  # their memory is the host's again
+            del job, left, ended, result  # their memory is the host's again
 
-    def _result_of(self, job: _Job) -> Any:
+    def _taken(self) -> list[_Job]:
+        """Take all jobs out of the queue."""
+        left: list[_Job] = []
+        with suppress(Empty):
+            while (job := self._jobs.get_nowait()) is not None:
+                left.append(job)
+        return left
+
+    def _result_of(self, run: Callable[[Space], Any]) -> Any:
         try:
-            return self._connection.use(job.run)
+            return self._connection.use(run)
         except LakeError as error:
             return error
         except Exception as error:  # noqa: BLE001 - the edge to the host, which waits for the end of the job

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import _thread
 import gc
-import linecache
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import FrameType
-from typing import Any
 from unittest import mock
 
 import pytest
 
 from lakefs.host import work_threads
 from lakefs.host.work_threads import WorkThreads
+from tests.interrupts import WAIT_S, Interrupter, ends
 
-WAIT_S = 30
 COUNT = 2
 
 
@@ -26,15 +22,7 @@ COUNT = 2
 def threads() -> Iterator[WorkThreads]:
     pool = WorkThreads(COUNT)
     yield pool
-    ends(pool)
-
-
-def ends(pool: WorkThreads) -> None:
-    """Check that a pool can be closed."""
-    closing = threading.Thread(target=pool.close, daemon=True)
-    closing.start()
-    closing.join(WAIT_S)
-    assert not closing.is_alive(), "close does not end"
+    assert ends(pool.close)
 
 
 def native_count() -> int:
@@ -68,7 +56,7 @@ def test_there_are_never_more_threads_than_said_and_none_before_there_is_work() 
     assert comes_to(before + COUNT)
     is_free.set()
     assert [work.result() for work in works] == [True] * len(works)
-    ends(pool)
+    assert ends(pool.close)
     assert comes_to(before)
 
 
@@ -81,7 +69,7 @@ def test_one_call_after_another_needs_one_thread() -> None:
         while not pool._shared.idle and time.monotonic() < limit:  # it has answered and is about to wait
             time.sleep(0.0001)
     assert native_count() == before + 1
-    ends(pool)
+    assert ends(pool.close)
 
 
 def test_what_has_not_begun_can_be_cancelled_and_what_has_begun_is_waited_for(threads: WorkThreads) -> None:
@@ -118,7 +106,7 @@ def test_close_cancels_what_waits_and_waits_for_what_has_begun() -> None:
     is_free.set()
     closing.join(WAIT_S)
     assert done == [True]
-    ends(pool)  # a second close does nothing
+    assert ends(pool.close)  # a second close does nothing
 
 
 def test_a_pool_that_nobody_closed_ends_its_threads() -> None:
@@ -141,60 +129,28 @@ def test_without_any_thread_a_call_is_refused_and_with_one_it_is_done() -> None:
         second = pool.submit(int)
     is_free.set()
     assert (first.result(), second.result()) == (True, 0)
-    ends(pool)
-
-
-class Interrupter:
-    """Raises KeyboardInterrupt at the n-th place at which the calls of a pool can be interrupted.
-
-    Such are the lines of the pool and the return of each function of Python's library that is written in Python.  Not
-    a `with` and its `pass`: trace events also happen between a block and its exit, where Python takes no signal.
-    """
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-        self.where = ""
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        code = frame.f_code
-        if code.co_filename == __file__:
-            return None
-        is_ours = code.co_filename == work_threads.__file__
-        line = linecache.getline(code.co_filename, frame.f_lineno).lstrip()
-        is_taken = is_ours and event == "line" and not line.startswith(("with ", "pass"))
-        if is_taken or (not is_ours and event == "return"):
-            self.left -= 1
-            if self.left == 0:
-                self.where = f"{code.co_name}:{frame.f_lineno}"
-                raise KeyboardInterrupt
-        return self
+    assert ends(pool.close)
 
 
 def test_an_interrupt_anywhere_leaves_no_thread_wedged() -> None:
     for at in range(1, 1000):
-        pool = WorkThreads(COUNT)
-        tracer, before = Interrupter(at), sys.gettrace()
-        sys.settrace(tracer)
-        try:
+        pool, results = WorkThreads(COUNT), list[int]()
+
+        def use(pool: WorkThreads = pool, results: list[int] = results) -> None:
             works = [pool.submit(pow, 3, index) for index in range(4)]
-            cancelled = [work.cancel() for work in works[2:]]
-            results = [work.result() for work in works[:2]]
+            for work in works[2:]:
+                work.cancel()
+            results.extend(work.result() for work in works[:2])
             pool.close()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
-        if tracer.left > 0:
+
+        tracer = Interrupter(work_threads, at)
+        if not tracer.interrupt(use):
             assert results == [1, 3]
-            assert len(cancelled) == 2
             assert at > 20
             return
         if not pool._shared.queue.qsize():  # else the interrupt came after close had begun
             again = pool.submit(pow, 2, 5)
-            user = threading.Thread(target=again.wait, daemon=True)
-            user.start()
-            user.join(WAIT_S)
-            assert not user.is_alive(), f"interrupted at {tracer.where}"
+            assert ends(again.wait), f"interrupted at {tracer.where}"
             assert again.result() == 32
-        ends(pool)
+        assert ends(pool.close), f"interrupted at {tracer.where}"
     raise AssertionError("the calls have no end")

@@ -21,9 +21,9 @@ from lakefs.plugins.kv.block_moves import BlockMoves, Ended
 from lakefs.plugins.kv.movers import Movers
 from lakefs.put.keyed import KeyedResult, Outcome
 from lakefs.put.shared_memory import Slot
+from tests.interrupts import WAIT_S, Interrupter, ends
 
 T = TypeVar("T")
-WAIT_S = 20.0
 
 
 class FakeSpace:
@@ -155,7 +155,7 @@ def test_a_full_queue_fails_a_job_at_once_and_a_closed_mover_every_job(monkeypat
     space.gate.clear()
     with movers_of(space) as movers:
         movers.reader.submit(lambda _: "first", ended.append)
-        while movers.reader._waiting:  # until the thread has begun it
+        while movers.reader._jobs.qsize():  # until the thread has begun it
             threading.Event().wait(0.001)
         for _ in range(3):
             movers.reader.submit(lambda _: "more", ended.append)
@@ -179,7 +179,7 @@ def test_a_lost_engine_fails_the_jobs_that_wait_with_the_one_that_waited_for_it(
     with movers_of(space) as movers:
         for _ in range(4):
             movers.reader.submit(lambda _: "read", ended.append)
-        while len(movers.reader._waiting) > 3:  # until the thread has begun the first
+        while movers.reader._jobs.qsize() > 3:  # until the thread has begun the first
             threading.Event().wait(0.001)
         movers.writer.submit(lambda _: "written", ended.append)
         space.error = EngineUnreachable("gone")
@@ -191,6 +191,27 @@ def test_a_lost_engine_fails_the_jobs_that_wait_with_the_one_that_waited_for_it(
         movers.reader.submit(lambda _: "later", ended.append)
         movers.wait_idle()
         assert ended[5:] == ["later"]
+
+
+def test_an_interrupt_of_the_host_anywhere_leaves_no_mover_wedged() -> None:
+    for at in range(1, 1000):
+        mover, ended = moving.Mover("test", FakeSpace()), list[Any]()
+
+        def use(mover: moving.Mover = mover, ended: list[Any] = ended) -> None:
+            mover.submit(lambda _: "done", ended.append)
+            mover.wait_idle()
+            mover.close()
+
+        tracer = Interrupter(moving, at)
+        was_interrupted = tracer.interrupt(use)
+        assert ends(mover.close), f"interrupted at {tracer.where}"
+        assert ends(mover.wait_idle), f"interrupted at {tracer.where}"
+        assert len(ended) <= 1
+        if not was_interrupted:
+            assert ended == ["done"]
+            assert at > 10
+            return
+    raise AssertionError("the calls have no end")
 
 
 # --- blocks ----------------------------------------------------------------------------------------------

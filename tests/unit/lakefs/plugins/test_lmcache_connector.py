@@ -13,7 +13,8 @@ import pytest
 from lakefs.errors import EngineUnreachable, InvalidArgument, LakeError
 from lakefs.plugins.kv import lmcache_connector
 from lakefs.plugins.kv.lmcache_connector import AT_ONCE_BYTES_MAX, AT_ONCE_KEYS_MAX, Completion, LakeConnector, batches
-from tests.unit.lakefs.plugins.test_kv_plugins import WAIT_S, FakeSpace
+from tests.interrupts import WAIT_S
+from tests.unit.lakefs.plugins.test_kv_plugins import FakeSpace
 
 
 class Host:
