@@ -123,16 +123,20 @@ def _ms(seconds: list[float]) -> str:
 
 
 def _compare(machine: LakeMachine) -> None:
-    device = machine.devices[2]
+    def walked() -> int:
+        return int(machine.status()["walker"]["since_start"]["partitions"])
+
+    device, seen = machine.devices[2], walked()
     for pid in machine.pids_of(device):
         os.kill(pid, signal.SIGKILL)  # its parent starts another one
     began, before = time.monotonic(), {pid: cpu_s([pid]) for pid in process_tree(machine.pid)}
-    _wait(lambda: machine.status()["walker"]["dirty_partitions"] > 0)
+    _wait(lambda: walked() > seen)
     since_s = time.monotonic()
     _wait(lambda: not machine.status()["walker"]["dirty_partitions"])
     took_s = time.monotonic() - since_s
     spent_s = sum(cpu_s([pid]) - before.get(pid, 0.0) for pid in process_tree(machine.pid))
-    print(f"compare: back and noted after {since_s - began:.1f} s; compared in {took_s:.1f} s, {spent_s:.1f} s of CPU")
+    print(f"compare: {walked() - seen} partitions from {since_s - began:.1f} s after the kill on, ", end="")
+    print(f"in {took_s:.1f} s, {spent_s:.1f} s of CPU with the member's start", flush=True)
 
 
 def _wait(happens: Callable[[], bool]) -> None:
