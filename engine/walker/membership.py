@@ -6,9 +6,11 @@ those of the newest; `retire` ends older tables.  One process does this: the one
 Rules kept here:
 - A member that was silent for `out_after_s`, as this process saw it, is out: others get its places.  Never are more
   than m out; and if more than m are silent at once, none is put out: then it is the network, or this process.
-- A member that is out and answers is up again.  Partitions in which a member that was silent has places are dirty.
+- A member that is out and answers is up again.  Partitions in which a member that was silent has places are dirty; of
+  one that was out also those of which it still has shards: others have its places there, and know nothing of them.
 - An epoch changes at most m homes of a row, or those that are out.  What is left to be changed waits until older tables
-  are retired; a change of states does not, up to `EPOCHS_MAX` tables.
+  are retired; a change of states does not, up to `EPOCHS_MAX` tables.  A table of which a home is lost is followed by
+  another in any case: no walk could settle its rows, so it and all older ones would stay.
 - An epoch is retired when every member that it names has said the newest one, or is out or removed, and since then no
   partition is dirty whose row it changed, but for those of which all shards are at home: what is left of stripes that
   nobody can make whole (a cancelled put, a lost disk) is freed by gc once no older table is left.  This process notes
@@ -38,12 +40,12 @@ from lakefs.cluster.placing import next_table
 from lakefs.cluster.table import Table
 from lakefs.cluster.table_format import pack
 from lakefs.errors import InvalidArgument, LakeError, PreconditionFailed
-from lakefs.ids import MemberId, Partition, RingEpoch, id_text
+from lakefs.ids import ChunkId, MemberId, Partition, RingEpoch, id_text
 from lakefs.ports import Clock
 from lakefs.wire import messages as m
 
 EPOCHS_MAX: Final = 4
-"""Tables that are not retired: readers ask the homes of each."""
+"""Tables that are not retired: readers ask the homes of each.  Lost homes add one each, no member twice."""
 REPLACED_WITHIN_S: Final = 15.0
 """A folder that was added is found within 5 s, and its member serves 1 to 3 s later."""
 _READ_AT_ONCE: Final = 128
@@ -127,9 +129,29 @@ class Membership:
         """Note the partitions of a member that was silent; it is up if it was out."""
         table = self._members.tables[0]
         partitions = partitions_with(self._members.tables, record.member)
+        if record.state is MemberState.OUT:
+            try:
+                partitions |= await self._partitions_held(record.member, table)
+            except LakeError as error:
+                _log.info("a member that returns does not list its shards yet", reason=error.message)
+                return
         await self._state.note_dirty(partitions, table.ring_epoch, is_moving=True)
         if await self._state.set_state(record.member, MemberState.OUT, MemberState.UP):
             _log.warning("a member that was out is up again", member=id_text(record.member))
+
+    async def _partitions_held(self, member: MemberId, table: Table) -> set[Partition]:
+        """Return the partitions of which a member has shards: it lists them all, about 3 us each.  Its LakeErrors."""
+        held: set[Partition] = set()
+        after = b""
+        while True:
+            reply = await self._members.call(member, m.ListShards(after=after))
+            reply.body.release()
+            assert isinstance(reply.message, m.ShardsListed), reply.message
+            chunks = *reply.message.chunks, *reply.message.damaged_chunks
+            held.update([table.partition_of(ChunkId(chunk)) for chunk in chunks])
+            after = reply.message.next_after
+            if not after:
+                return held
 
     async def _put_out(self, records: Sequence[MemberRecord], now: float) -> None:
         """Put members out that are silent for too long, as long as no more than m are away."""
@@ -159,7 +181,9 @@ class Membership:
         if await self._state.epoch() != newest.ring_epoch:
             return None  # this process learns the newer table first
         wanted = members_of_records(await self._state.members())
-        if (len(tables) > 1 and wanted == newest.members) or len(tables) >= EPOCHS_MAX:
+        if len(tables) > 1 and wanted == newest.members:
+            return None
+        if len(tables) >= EPOCHS_MAX and not _has_lost_homes(newest, wanted):
             return None
         if self._settled == (newest.ring_epoch, wanted) or self._is_replacement_awaited(newest, wanted):
             return None
@@ -320,6 +344,12 @@ def members_of_records(records: Iterable[MemberRecord]) -> tuple[Member, ...]:
     devices = shared_devices(present)
     members = [_member(record, devices.get(record.member, "")) for record in present]
     return tuple(sorted(members, key=lambda member: member.id))
+
+
+def _has_lost_homes(table: Table, wanted: Sequence[Member]) -> bool:
+    """Return True if a member that has places in the table is out by now, or was removed."""
+    reached = {member.id for member in wanted if member.state is not Standing.OUT}
+    return any(member.state is Standing.IN and member.id not in reached for member in table.members)
 
 
 def _member(record: MemberRecord, device: str) -> Member:

@@ -38,6 +38,7 @@ from engine.stripes.stripe_offers import Found, StripeOffers
 from engine.stripes.stripe_writer import StripeWriter
 from engine.upkeep.roots import Roots
 from engine.upkeep.shard_gc import ShardCollector
+from engine.walker import membership
 from engine.walker.membership import Membership
 from engine.walker.walker import Walked
 from engine.walker.walker_calls import Name, ShardCalls
@@ -254,6 +255,17 @@ def _returned_members_are_not_noted() -> AbstractContextManager[Any]:
     return instead(Membership, "_returned", returned)
 
 
+def _returned_members_keep_strays() -> AbstractContextManager[Any]:
+    async def partitions_held(self: Membership, member: MemberId, table: Table) -> set[Partition]:
+        return set()
+
+    return instead(Membership, "_partitions_held", partitions_held)
+
+
+def _tables_with_lost_homes_stay() -> AbstractContextManager[Any]:
+    return instead(membership, "_has_lost_homes", lambda table, wanted: False)
+
+
 def _no_generation_on_a_connection() -> AbstractContextManager[Any]:
     async def greet(self: MemberLink, client: MemberClient) -> None:
         self._sent = self._view.tables[0].ring_epoch, True
@@ -370,6 +382,12 @@ IN_SCENES: Final = [
     ),
     Weakening("a copy of the names that missed a write stays good", _failed_copies_stay).in_scene(
         "a copy of the names misses writes", first=1
+    ),
+    Weakening("shards of a member that was out are not looked for", _returned_members_keep_strays).in_scene(
+        "a member is out, and returns", first=2746317213
+    ),
+    Weakening("a table of which a home is lost stays when there are many", _tables_with_lost_homes_stay).in_scene(
+        "many tables, then a loss"
     ),
     Weakening("the sweep looks at the tables of now", _sweep_by_the_tables_of_now).in_scene(
         "tables change during a cycle"

@@ -77,6 +77,7 @@ SCENES: Final[dict[str, Scene]] = {
     "a member is out, and returns": Scene(
         scenes_walks.a_member_is_out, ((ONE_ONE, 5), (ONE_ONE, 6), (TWO_ONE, 7)), out_after_s=6.0
     ),
+    "many tables, then a loss": Scene(scenes_walks.many_tables_and_a_loss, ((TWO_ONE, 4), (FOUR_TWO, 7))),
     "more than m members are unheard": Scene(
         scenes_walks.more_than_m_are_unheard, ((ONE_ONE, 5), (ONE_ONE, 6), (TWO_ONE, 7)), out_after_s=6.0
     ),

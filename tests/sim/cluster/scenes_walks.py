@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 
 import trio
 
@@ -136,6 +137,24 @@ async def a_member_is_out(stage: Stage) -> None:
         for number in range(3):
             await stage.put(f"new{number}", stage.payload())
         await stage.collect(stage.rng.randint(0, 3))
+    await stage.clean(30.0)
+    await stage.collect(3)  # shards of what was removed, too few to make it, keep a partition dirty until gc
+    await stage.healed()
+    await stage.read_all()
+
+
+async def many_tables_and_a_loss(stage: Stage) -> None:
+    """Members are added and drained, and no walk passes between; then a home of the newest table is lost."""
+    for number in range(4):
+        await stage.put(f"o{number}", stage.payload())
+    lost, drained = stage.rng.sample(stage.lake.members, 2)
+    with stage.held(m.ListShards, near=NAMES_HOST):
+        for change in (stage.add, stage.add, partial(stage.drain, drained)):
+            epoch = stage.tables[0].ring_epoch
+            await change()
+            await stage.wait(lambda epoch=epoch: stage.tables[0].ring_epoch > epoch, "a table is made")  # type: ignore[misc]
+        stage.lose_soon(lost)
+        await trio.sleep(1.0)
     await stage.healed()
     await stage.read_all()
 

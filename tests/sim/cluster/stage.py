@@ -175,6 +175,10 @@ class Stage:
             (await client.call(m.ChangeMember(place.id, m.MEMBER_DRAIN))).body.release()
         self.lake.log(f"operator: drain {place.name}: done")
 
+    async def add(self) -> None:
+        """Add a member."""
+        await self._operator.add_member()
+
     async def lose(self, place: MemberPlace) -> None:
         """Lose a member's device, as `Operator.lose_device`."""
         await self._operator._lose(place)
