@@ -121,7 +121,7 @@ def about_machine(plan: LakePlan, processes: MemberProcesses) -> dict[str, Any]:
     for folder in plan.folders:
         member = by_folder.get(folder)
         found = (
-            {"member": "", "serves": False, "restarts": 0, "reason": f"{HOLDS_NOTHING}  {ADD_IT.capitalize()}"}
+            {"member": "", "serves": False, "restarts": 0, "reason": f"{HOLDS_NOTHING}  {ADD_IT[0].upper()}{ADD_IT[1:]}"}
             if member is None
             else {
                 "member": member.member_id.hex(),
