@@ -164,7 +164,21 @@ def test_a_first_start_that_is_interrupted_is_gone_on_with(tmp_path: Path, momen
         assert len(status_of(lake_)["members"]) == 3
 
 
-# --- a device from an earlier time -------------------------------------------------------------------------
+# --- copies, and devices from an earlier time --------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_a_copy_of_a_members_folder_is_named_and_not_served(tmp_path: Path, made: list[Path]) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(made[3], copy)
+    for folders in ([*made[:3], copy], [*made, copy]):
+        with served(tmp_path, folders) as lake_:
+            assert "is a copy of a member of the lake" in lake_.good("cluster", "status").text
+            found = {each["folder"]: each["serves"] for each in status_of(lake_)["folders"]}
+            assert found == {str(folder): folder != copy for folder in folders}
+            assert lake_.get("long") == OBJECTS["long"]
+            if folders[3] != copy:
+                eventually(lambda: is_healed(lake_), "what the member missed is not made up for")
 
 
 def put_back(folder: Path, earlier: Path) -> None:

@@ -50,7 +50,9 @@ def test_what_does_not_answer_has_as_much_as_others_for_its_places() -> None:
 
 
 def test_a_replacement_for_which_there_is_no_room_is_refused_by_how_much(device: Path) -> None:
-    with pytest.raises(PreconditionFailed, match=r"2\.0 GiB free and the other members 2\.0 GiB, .* 1\.0 GiB too little"):
+    with pytest.raises(
+        PreconditionFailed, match=r"2\.0 GiB free and the other members 2\.0 GiB, .* 1\.0 GiB too little"
+    ):
         check_room(device, [LOST, *OTHERS], "lost")
     check_room(device, [LOST, *OTHERS, member("d", 5 * GIB, GIB)], "lost")
     check_room(device, OTHERS, "lost")
