@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.terminal.output import human_bytes, json_option, notice, write_json, write_line
+from cli.terminal.output import json_option, notice, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import ConfigError, InvalidArgument
 
@@ -114,23 +113,26 @@ def add(folder: Path, data: tuple[str, ...], file: str | None) -> None:
 @cluster.command()
 @click.argument("member")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--accept-loss", is_flag=True, help="Also when there is no room for all that is made anew.")
 @engine_options
 @pass_target
-def replace(where: Target, member: str, folder: Path) -> None:
+def replace(where: Target, member: str, folder: Path, accept_loss: bool) -> None:
     """Let an empty folder on this machine become a member in place of one whose device is lost.
 
     It is add and remove --accept-loss: what the lost one had is made from the other shards.  Safe to repeat.
     """
+    from cli.operate.replacing import check_room, smaller_by
+
     with where.open() as lake:
         found = _member_of(lake, member)
         status, served = _lake_of(lake)
+        if not accept_loss:
+            check_room(folder, status["members"], found)
         _add(folder, [Path(each["folder"]) for each in served], replaces=found)
         _remove(lake, found, accept_loss=True)
     notice(f"lake: member {found} was removed")
-    lost_bytes = next((each["room_bytes"] for each in status["members"] if each["id"] == found), 0)
-    if (room_bytes := shutil.disk_usage(folder).total) < lost_bytes:
-        sizes = f"{human_bytes(room_bytes)}, and the one that it replaces had {human_bytes(lost_bytes)}"
-        notice(f"lake: {folder} has {sizes}: other members take what it has no room for")
+    if smaller := smaller_by(folder, status["members"], found):
+        notice(f"lake: {smaller}")
 
 
 @cluster.command()

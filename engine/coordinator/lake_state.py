@@ -13,7 +13,7 @@ all; only `note_dirty`, which may take several transactions, may have noted some
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -35,6 +35,7 @@ from engine.coordinator.records import (
     GENERATION_KEY,
     LAKE_KEY,
     MEMBERS,
+    OPENINGS,
     WALK_KEY,
     WALKER_KEY,
     DirtyRecord,
@@ -43,6 +44,7 @@ from engine.coordinator.records import (
     LakeRecord,
     MemberRecord,
     MemberState,
+    OpeningRecord,
     WalkRecord,
     decode,
     dirty_key,
@@ -50,6 +52,8 @@ from engine.coordinator.records import (
     epoch_key,
     epoch_of_key,
     member_key,
+    member_of_key,
+    opening_key,
     partition_of_key,
 )
 from lakefs.errors import PreconditionFailed
@@ -130,6 +134,16 @@ class LakeState:
     async def members(self) -> list[MemberRecord]:
         """Return all members, removed ones too, in the order of their ids."""
         return [decode(MemberRecord, entry.value) async for entry in self._all(*MEMBERS)]
+
+    async def openings(self) -> dict[MemberId, OpeningRecord]:
+        """Return the last recorded opening of each member's store."""
+        return {member_of_key(entry.key): decode(OpeningRecord, entry.value) async for entry in self._all(*OPENINGS)}
+
+    async def record_openings(self, openings: Mapping[MemberId, OpeningRecord]) -> None:
+        """Record openings, without comparison.  Cancelled, some may have been recorded."""
+        puts = [Put(opening_key(member), encode(openings[member])) for member in sorted(openings)]
+        for first in range(0, len(puts), COORDINATOR_OPERATIONS_MAX):
+            await self._coordinator.transact([], puts[first : first + COORDINATOR_OPERATIONS_MAX])
 
     # --- ring epochs -------------------------------------------------------------------------------------
 

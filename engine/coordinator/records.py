@@ -9,6 +9,7 @@
     dirty/PARTITION             DirtyRecord       a partition of which a stripe may be short; 4 hex digits
     walker                      bytes             the process that walks, with its lease
     walk                        WalkRecord        the position of the walk through all partitions
+    openings/ID                 OpeningRecord     the last opening of a member's store; ID in hex
 
 A value is a msgpack array that begins with its version; fields are appended, never moved.  An unknown version is
 refused by name (StoreUnusable).  A ring epoch's table is bytes of another format, which has a version of its own.
@@ -40,6 +41,8 @@ EPOCHS: Final = b"epochs/", b"epochs0"
 """Begin and end of the keys of ring epochs' tables."""
 DIRTY: Final = b"dirty/", b"dirty0"
 """Begin and end of the keys of dirty partitions."""
+OPENINGS: Final = b"openings/", b"openings0"
+"""Begin and end of the keys of openings; behind those that every head follows."""
 _VERSION: Final = 1
 _PARTITION_MAX: Final = 0xFFFF
 
@@ -128,6 +131,17 @@ class WalkRecord(msgspec.Struct, frozen=True, array_like=True):
     left_so_far: int = 0
 
 
+class OpeningRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The opening of a member's store that was seen last, and the journal group up to which it was durable then.
+
+    `is_old`: the member came back as it was earlier, and its shards have not all been compared since.
+    """
+
+    opening: bytes
+    durable: int
+    is_old: bool = False
+
+
 class _Versioned(msgspec.Struct, frozen=True, array_like=True):
     """The stored array: its version, and the record."""
 
@@ -135,13 +149,13 @@ class _Versioned(msgspec.Struct, frozen=True, array_like=True):
     record: msgspec.Raw
 
 
-Record = LakeRecord | MemberRecord | EpochRecord | GenerationRecord | DirtyRecord | WalkRecord
+Record = LakeRecord | MemberRecord | EpochRecord | GenerationRecord | DirtyRecord | WalkRecord | OpeningRecord
 R = TypeVar("R", bound=Record)
 _encoder: Final = msgspec.msgpack.Encoder()
 _versioned: Final = msgspec.msgpack.Decoder(_Versioned)
 _decoders: Final[dict[type[msgspec.Struct], msgspec.msgpack.Decoder[Any]]] = {
     kind: msgspec.msgpack.Decoder(kind)
-    for kind in (LakeRecord, MemberRecord, EpochRecord, GenerationRecord, DirtyRecord, WalkRecord)
+    for kind in (LakeRecord, MemberRecord, EpochRecord, GenerationRecord, DirtyRecord, WalkRecord, OpeningRecord)
 }
 
 
@@ -163,6 +177,16 @@ def decode(kind: type[R], value: bytes) -> R:
 def member_key(member: MemberId) -> bytes:
     """Key of a member."""
     return MEMBERS[0] + member.hex().encode()
+
+
+def opening_key(member: MemberId) -> bytes:
+    """Key of the last opening of a member's store."""
+    return OPENINGS[0] + member.hex().encode()
+
+
+def member_of_key(key: bytes) -> MemberId:
+    """Return the member whose opening has a key."""
+    return MemberId(bytes.fromhex(key.removeprefix(OPENINGS[0]).decode()))
 
 
 def epoch_key(epoch: RingEpoch) -> bytes:

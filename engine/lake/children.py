@@ -228,7 +228,11 @@ class Children(Generic[P]):
                 return
             *lines, heard = heard.split(_END)
             for line in lines:
-                await self._take(child, msgspec.json.decode(line, type=list[str] | str))
+                try:
+                    report = msgspec.json.decode(line, type=list[str] | str)
+                except msgspec.MsgspecError:  # of a later release, which has replaced this one on the disk
+                    continue
+                await self._take(child, report)
 
     async def _take(self, child: Child[P], report: list[str] | str) -> None:
         """Take what a process says: the addresses at which it serves, or the reason for which it ends."""

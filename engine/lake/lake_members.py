@@ -43,6 +43,7 @@ BOOT_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
 HOLDS_NOTHING: Final = "the folder holds nothing: is its disk mounted?"
 IT_STARTS: Final = "its process is starting"
 ADD_IT: Final = "to make it a new member: lake cluster add DIR"
+_TO_ADD_IT: Final = ADD_IT[0].upper() + ADD_IT[1:]
 RECORD_PAUSE_S: Final = 0.1
 RECORD_PAUSE_S_MAX: Final = 10.0
 _log: Final = structlog.get_logger(__name__)
@@ -121,7 +122,7 @@ def about_machine(plan: LakePlan, processes: MemberProcesses) -> dict[str, Any]:
     for folder in plan.folders:
         member = by_folder.get(folder)
         found = (
-            {"member": "", "serves": False, "restarts": 0, "reason": f"{HOLDS_NOTHING}  {ADD_IT.capitalize()}"}
+            {"member": "", "serves": False, "restarts": 0, "reason": f"{HOLDS_NOTHING}  {_TO_ADD_IT}"}
             if member is None
             else {
                 "member": member.member_id.hex(),

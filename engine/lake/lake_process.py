@@ -33,7 +33,7 @@ from engine.lake.lake_members import about_machine, take_new_folders
 from engine.lake.machine import MachineRecord, clients_token, token_in
 from engine.lake.member_processes import MemberPlan
 from engine.lake.parts import LakeParts, open_lake
-from engine.lake.plan import LakePlan, TierPlan
+from engine.lake.plan import LakePlan, TierPlan, refuse_other_protection
 from engine.process.places import group_id, judge_permissions, places_made
 from engine.process.running import (
     DESCRIPTORS_PER_SLAB,
@@ -196,12 +196,15 @@ async def _cancel_on_signal(
 def plan_lake(config: Config, member_command: MemberCommand, options: LakeOptions) -> LakePlan:
     """Return the lake that lies in the folders, or is to be made of them.
 
-    Errors of `look_at_folders` and `check_devices`.  ConfigError when its token is missing.  Blocks.
+    Errors of `look_at_folders` and `check_devices`.  ConfigError when its token is missing, or another protection is
+    asked for than the lake was made with.  Blocks.
     """
     found = look_at_folders(config.folders)
     machine, lake_id = found.machine, found.lake_id
     is_chosen = config.origins["protect"] != "default"
     protection = Protection.parse(machine.protect if machine.protect and not is_chosen else config.protect)
+    if machine.is_made and machine.protect:
+        refuse_other_protection(Protection.parse(machine.protect), protection)
     accept_loss = options.accept_loss or machine.accept_loss
     if found.is_new:
         check_devices(config.folders, protection, accept_loss=accept_loss)

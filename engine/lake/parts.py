@@ -41,7 +41,7 @@ from engine.lake.children import open_children
 from engine.lake.lake_members import about_machine, members_to_start, registering, wait_for_members
 from engine.lake.machine import keep_machine, made
 from engine.lake.member_processes import MemberProcesses
-from engine.lake.plan import LakePlan, TierPlan
+from engine.lake.plan import LakePlan, TierPlan, refuse_other_protection
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
 from engine.members.lent_area import LentArea
@@ -58,7 +58,7 @@ from engine.tiers.arena import Arena
 from engine.tiers.dram_tier import DramTier
 from engine.tiers.tier_index import open_tier_index
 from lakefs.cluster.protection import Protection
-from lakefs.errors import ConfigError, EngineBusy, EngineUnreachable
+from lakefs.errors import EngineBusy, EngineUnreachable
 from lakefs.grants.dram_slabs import SLAB_BYTES
 from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import ThreadOffload
@@ -181,10 +181,8 @@ async def _recorded(state: LakeState, plan: LakePlan) -> Protection:
     asked = plan.protection
     record = await state.make_lake(LakeRecord(plan.lake_id, asked.data, asked.parity))
     chosen = Protection(record.data_shards, record.parity_shards)
-    if plan.is_chosen and chosen != asked:
-        raise ConfigError(
-            f"this lake was made with protection {chosen}, which stays; start it without --protect", subject="protect"
-        )
+    if plan.is_chosen:
+        refuse_other_protection(chosen, asked)
     if plan.machine.name:
         await state.name_lake(plan.machine.name)
     await state.advance_generation(NO_GENERATION)

@@ -10,6 +10,7 @@ from engine.lake.folders import NAMES_FOLDER, holds_member, holds_names, is_want
 from engine.lake.machine import MachineRecord
 from engine.lake.member_processes import MemberPlan
 from lakefs.cluster.protection import Protection
+from lakefs.errors import ConfigError
 from lakefs.ids import CopyId
 
 
@@ -78,3 +79,13 @@ class LakePlan:
     def names_folders(self) -> list[Path]:
         """Return the folders in which names may lie: not those that hold nothing of a lake."""
         return [folder / NAMES_FOLDER for folder in self.folders if self.is_wanted(folder) or holds_names(folder)]
+
+
+def refuse_other_protection(made: Protection, asked: Protection) -> None:
+    """Raise ConfigError if a lake that was made with one protection is to be started with another one."""
+    if made != asked:
+        raise ConfigError(
+            f"this lake was made with protection {made}, which stays, and {asked} is asked for; start it without "
+            "--protect, or without protect in its settings",
+            subject="protect",
+        )

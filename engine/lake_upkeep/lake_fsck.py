@@ -34,7 +34,7 @@ from engine.lake_upkeep.member_answers import member_text, present_members, repo
 from engine.lake_upkeep.stripe_check import StripeCheck
 from engine.members.ports import Members, Stripes
 from engine.store.names_store import NamesStore
-from engine.walker.membership import partitions_with
+from engine.walker.member_openings import partitions_with
 from engine.walker.walker import Walker
 from engine.walker.walker_report import WalkReport
 from lakefs.cluster.erasure import ErasureCode

@@ -21,7 +21,7 @@ import msgspec
 import trio
 
 from engine.coordinator.lake_state import NO_EPOCH, LakeState
-from engine.coordinator.records import MemberRecord, MemberState, shared_devices
+from engine.coordinator.records import MemberRecord, MemberState, OpeningRecord, shared_devices
 from engine.lake_gc.lake_gc import LakeGc
 from engine.lake_upkeep.member_answers import Answers, ask_each
 from engine.members.ports import Members
@@ -74,6 +74,7 @@ class LakeStatus:
         try:
             known = await self._state.members()
             lake = await self._state.lake()
+            openings = await self._state.openings()
             dirty = self._walks.many_dirty or len(await self._state.dirty())
         except LakeError as error:
             return {"lake": {"name": self._name, "reason": f"the coordinator cannot be asked: {error.message}"}}
@@ -89,7 +90,7 @@ class LakeStatus:
             "ring_epoch": self._members.tables[0].ring_epoch,
             "ring_epochs": len(self._members.tables),
             "gc_generation": self._members.generation,
-            "members": [self._member(record, devices.get(record.member, "")) for record in records],
+            "members": [self._member(record, devices, openings) for record in records],
             "removed": [id_text(record.member) for record in known if record.state is MemberState.REMOVED],
             "outlives": self._outlives(records),
             "walker": self._walker(dirty, records),
@@ -111,7 +112,9 @@ class LakeStatus:
         self._away = answers.away
         self._asked_at = self._clock.monotonic()
 
-    def _member(self, record: MemberRecord, device: str) -> dict[str, Any]:
+    def _member(
+        self, record: MemberRecord, devices: Mapping[MemberId, str], openings: Mapping[MemberId, OpeningRecord]
+    ) -> dict[str, Any]:
         status = self._statuses.get(record.member, {})
         _, machine, *_ = (*record.domains, "", "")
         return {
@@ -120,7 +123,8 @@ class LakeStatus:
             "up": self._is_up(record.member),
             "reason": self._away.get(record.member) or status.get("reason", ""),
             "machine": machine,
-            "shared_device": device,
+            "shared_device": devices.get(record.member, ""),
+            "is_old": record.member in openings and openings[record.member].is_old,
             "addresses": list(record.addresses),
             "room_bytes": record.room_bytes,
             "places": self._places().get(record.member, 0),

@@ -66,7 +66,8 @@ class ShardRequests:
 
     @handles(m.SetEpoch)
     async def set_epoch(self, request: m.SetEpoch) -> Reply:
-        shards = member_of(self._store).shards
+        member = member_of(self._store)
+        shards, opening = member.shards, member.opening
         check_epoch_number(request.epoch)
         if not 0 <= request.generation <= m.GENERATION_MAX:
             raise InvalidArgument(f"a gc generation is from 1 to {m.GENERATION_MAX}; 0: it was not read")
@@ -75,7 +76,9 @@ class ShardRequests:
         if request.generation:
             shards.touched.opened(request.generation)
         known = await shards.set_epoch(request.epoch, request.table)
-        return Reply(m.EpochKnown(known.epoch, known.table))
+        durable = self._metadata.durable_sequence
+        table = b"" if request.without_table else known.table
+        return Reply(m.EpochKnown(known.epoch, table, opening.boot, opening.before, opening.recovered, durable))
 
     # --- shards ------------------------------------------------------------------------------------
 

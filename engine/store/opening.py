@@ -39,7 +39,7 @@ from engine.segments.segment_store import Segments
 from engine.sessions.references import References
 from engine.store.features import Features
 from engine.store.metadata_life import MetadataLife, locked_store, logging_unclean_stop
-from engine.store.store import Member, Store
+from engine.store.store import Member, Opening, Store
 from engine.superblock.reserve import Reserve
 from engine.superblock.superblock import NO_CLUSTER, OpenedStore
 from engine.tiers.dram_tier import DramTier
@@ -50,7 +50,7 @@ from engine.upkeep.scrub import Scrubber
 from engine.upkeep.shard_gc import ShardCollector
 from engine.uploads.expiry import UploadExpiry
 from lakefs.host.buffers import BufferPool
-from lakefs.ids import SegmentId
+from lakefs.ids import SegmentId, Sequence
 from lakefs.limits import GC_GRACE_S
 from lakefs.ports import Clock, Disk, IoQueue, Offload
 
@@ -124,11 +124,12 @@ class _Opening:
     async def running(self, stamps: Stamps | None) -> AsyncIterator[Store]:
         """Yield the store with its committer running; at the end, close its files as they are."""
         metadata = await self.life.recovered()
+        recovered = metadata.durable_sequence
         metadata.use_stamps(stamps)
         segments = self._segments(metadata)
         try:
             async with self.life.running(metadata, segments.open):
-                yield self._store(metadata, segments)
+                yield self._store(metadata, segments, recovered)
         finally:
             segments.abandon()  # no task writes to them any more
 
@@ -147,7 +148,7 @@ class _Opening:
         metadata.write_first(segments.small)
         return segments
 
-    def _store(self, metadata: Metadata, segments: Segments) -> Store:
+    def _store(self, metadata: Metadata, segments: Segments, recovered: Sequence) -> Store:
         """Build the store on metadata and segments: first the parts for content, then gc, scrub and compaction."""
         clock, offload, reserve = self.life.clock, self.life.offload, self.life.reserve
         watchers = Watchers(metadata.on_durable)
@@ -181,7 +182,7 @@ class _Opening:
         )
         features = self.life.features(metadata)
         return Store(
-            member=self._member(metadata, segments, chunks, quarantine, features),
+            member=self._member(metadata, segments, chunks, quarantine, features, recovered),
             features=features,
             disk=self.life.disk,
             clock=clock,
@@ -203,15 +204,23 @@ class _Opening:
         )
 
     def _member(
-        self, metadata: Metadata, segments: Segments, chunks: Chunks, quarantine: Quarantine, features: Features
+        self,
+        metadata: Metadata,
+        segments: Segments,
+        chunks: Chunks,
+        quarantine: Quarantine,
+        features: Features,
+        recovered: Sequence,
     ) -> Member | None:
         """Return the parts for shards, if the store is a member of a lake."""
-        if self.life.opened.superblock.cluster_id == NO_CLUSTER:
+        superblock = self.life.opened.superblock
+        if superblock.cluster_id == NO_CLUSTER:
             return None
         begin, is_new = features.begin_to_keep_shards, self.life.opened.created
         offload = self.life.offload
         shards = Shards(metadata, segments, offload, quarantine, chunks.ingest, begin_to_use=begin, is_new=is_new)
-        return Member(shards, ShardCollector(metadata, shards, batch=self.sizes.gc_batch))
+        opening = Opening(superblock.boot_id, superblock.boot_before, recovered)
+        return Member(shards, ShardCollector(metadata, shards, batch=self.sizes.gc_batch), opening)
 
 
 async def _stop(store: Store, life: MetadataLife) -> None:

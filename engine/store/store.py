@@ -45,11 +45,21 @@ from lakefs.wire.messages import FEATURE_FABRIC, SHARED_BY_ENGINES
 
 
 @dataclass(frozen=True)
+class Opening:
+    """One opening of a store: its boot id, the one before, empty for a new store, and the group it recovered up to."""
+
+    boot: bytes
+    before: bytes
+    recovered: Sequence
+
+
+@dataclass(frozen=True)
 class Member:
     """The parts of a store that is a member of a lake: its shards, and their gc."""
 
     shards: Shards
     collector: ShardCollector
+    opening: Opening
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,8 @@ Rules kept here:
 - A member that was silent for `out_after_s`, as this process saw it, is out: others get its places.  Never are more
   than m out; and if more than m are silent at once, none is put out: then it is the network, or this process.
 - A member that is out and answers is up again.  Partitions in which a member that was silent has places are dirty; of
-  one that was out also those of which it still has shards: others have its places there, and know nothing of them.
+  one that was out also those of which it still has shards: others have its places there, and know nothing of them.  All
+  are if it came back with less than it had (`engine.walker.member_openings`).
 - An epoch changes at most m homes of a row, or those that are out.  What is left to be changed waits until older tables
   are retired; a change of states does not, up to `EPOCHS_MAX` tables.  A table of which a home is lost is followed by
   another in any case: no walk could settle its rows, so it and all older ones would stay.
@@ -34,6 +35,7 @@ from engine.coordinator.lake_state import LakeState
 from engine.coordinator.records import MemberRecord, MemberState, shared_devices
 from engine.host.tasks import run_all
 from engine.members.ports import Members
+from engine.walker.member_openings import MemberOpenings, partitions_with
 from engine.walker.walker import Walker, members_of
 from lakefs.cluster.members import Level, Member, Standing, domain_key
 from lakefs.cluster.placing import next_table
@@ -83,6 +85,7 @@ class Membership:
         self._clock = clock
         self._settings = settings or MembershipSettings()
         self._retiring = retiring
+        self._openings = MemberOpenings(members, state, clock)
         self._silent_since: dict[MemberId, float] = {}
         self._noted: RingEpoch | None = None
         """The newest epoch for which this process noted what older tables have elsewhere."""
@@ -96,6 +99,7 @@ class Membership:
     def begin(self) -> None:
         """Begin to look: silence counts from now on, since this process has not seen what happened before."""
         self._silent_since.clear()
+        self._openings.begin()
 
     # --- silence -------------------------------------------------------------------------------------
 
@@ -110,17 +114,20 @@ class Membership:
             elif self._silent_since.pop(record.member, None) is not None or record.state is MemberState.OUT:
                 await self._returned(record)
         await self._put_out(records, now)
+        await self._openings.look(answered)
 
-    async def _ask(self, members: Sequence[MemberId]) -> set[MemberId]:
-        answered: set[MemberId] = set()
+    async def _ask(self, members: Sequence[MemberId]) -> dict[MemberId, m.EpochKnown]:
+        answered: dict[MemberId, m.EpochKnown] = {}
 
         async def ask(member: MemberId) -> None:
             with trio.move_on_after(self._settings.answer_s):
                 try:
-                    (await self._members.call(member, m.Ping())).body.release()
+                    reply = await self._members.call(member, m.SetEpoch(0, without_table=True))
                 except LakeError:
                     return
-                answered.add(member)
+                reply.body.release()
+                assert isinstance(reply.message, m.EpochKnown), reply.message
+                answered[member] = reply.message
 
         await run_all(ask, members)
         return answered
@@ -355,13 +362,6 @@ def _has_lost_homes(table: Table, wanted: Sequence[Member]) -> bool:
 def _member(record: MemberRecord, device: str) -> Member:
     _, machine, rack, zone = (*record.domains, "", "", "", "")[:4]
     return Member(record.member, record.room_bytes, machine, rack, zone, _STANDING[record.state], device)
-
-
-def partitions_with(tables: Sequence[Table], member: MemberId) -> set[Partition]:
-    """Return the partitions of the newest table in which a member is home or substitute by any table."""
-    return {
-        Partition(number) for number in range(len(tables[0].rows)) if member in members_of(tables, Partition(number))
-    }
 
 
 def changed_partitions(tables: Sequence[Table]) -> set[Partition]:

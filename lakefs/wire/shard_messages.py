@@ -28,10 +28,18 @@ HOMES_BYTES_MAX: Final = 8192
 
 
 class EpochKnown(Message, frozen=True):
-    """The member's ring epoch, durable, and its table; an empty table if the member started again since it got one."""
+    """The member's ring epoch, durable, and its table; an empty table if the member started again since it got one.
+
+    `opening` names this opening of its store, `opened_behind` the one before, as the store says; empty: there was none,
+    or the member does not say.  The store was `recovered` up to that journal group, and is `durable` up to this one.
+    """
 
     epoch: int
     table: bytes
+    opening: bytes = b""
+    opened_behind: bytes = b""
+    recovered: int = 0
+    durable: int = 0
 
 
 class SetEpoch(Request, frozen=True):
@@ -40,6 +48,7 @@ class SetEpoch(Request, frozen=True):
     So epoch 0 asks for the member's.  InvalidArgument for another table of the same epoch.
     `generation`: the coordinator's gc generation, read after this connection was made; 0: not read.  The member counts
     all that was touched before it started as touched in that one.  Without it, gc frees no shard there.
+    `without_table`: the answer has no table, which takes 64 KiB.
     """
 
     OP = 100
@@ -47,6 +56,7 @@ class SetEpoch(Request, frozen=True):
     epoch: int
     table: bytes = b""
     generation: int = 0
+    without_table: bool = False
 
 
 class ShardsStored(Message, frozen=True):

@@ -25,6 +25,7 @@ from lakefs.errors import (
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient
 from tests.contract.engines import KINDS, MEMBERS, Engine, Kind
 from tests.shards import (
     ALL_PARTITIONS,
@@ -47,6 +48,12 @@ SIZES = (1, 4 * KIB, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, 700_000, 2 * MIB)
 _generator = random.Random(3)
 SHARDS = [Shard(chunk_at(300 * index), index, _generator.randbytes(size)) for index, size in enumerate(SIZES)]
 SMALL, LONG = SHARDS[1], SHARDS[5]
+
+
+async def known_epoch(client: EngineClient, epoch: int = 0, table: bytes = b"") -> tuple[int, bytes]:
+    """Bring a table; return the epoch and the table that the member has."""
+    known = await set_epoch(client, epoch, table)
+    return known.epoch, known.table
 
 
 @pytest.fixture(params=MEMBERS)
@@ -240,13 +247,15 @@ def test_a_shard_is_dropped_unless_it_was_touched_later_than_its_copy(member: Ki
 def test_an_older_epoch_is_refused_and_a_newer_one_is_not_learnt(member: Kind) -> None:
     async def main(engine: Engine) -> None:
         client = engine.client
-        assert await set_epoch(client) == m.EpochKnown(0, b"")
-        assert await set_epoch(client, 7, b"table 7") == m.EpochKnown(7, b"table 7")
-        assert await set_epoch(client, 6, b"table 6") == m.EpochKnown(7, b"table 7")
+        assert await known_epoch(client) == (0, b"")
+        assert await known_epoch(client, 7, b"table 7") == (7, b"table 7")
+        assert await known_epoch(client, 6, b"table 6") == (7, b"table 7")
         with pytest.raises(InvalidArgument):
             await set_epoch(client, 7, b"another")
         await store(client, SMALL, epoch=9)
         assert (await set_epoch(client)).epoch == 7
+        brief = await ask(client, m.SetEpoch(0, without_table=True), m.EpochKnown)
+        assert (brief.epoch, brief.table) == (7, b"")
         for refused in (store, offer):
             with pytest.raises(StaleEpoch, match="7") as raised:
                 await refused(client, LONG, epoch=6)
@@ -254,6 +263,19 @@ def test_an_older_epoch_is_refused_and_a_newer_one_is_not_learnt(member: Kind) -
         with pytest.raises(StaleEpoch):
             await drop(client, SMALL, touched=9, epoch=6)
         assert await offer(client, SMALL, LONG, epoch=7) == [len(SMALL.payload), 0]
+
+    member.run(main)
+
+
+def test_a_member_says_how_its_store_was_opened_and_what_is_durable(member: Kind) -> None:
+    async def main(engine: Engine) -> None:
+        first = await set_epoch(engine.client)
+        assert len(first.opening) == 16
+        assert (first.opened_behind, first.recovered) == (b"", 0)
+        await store(engine.client, SMALL)
+        then = await set_epoch(engine.client)
+        assert (then.opening, then.recovered) == (first.opening, 0)
+        assert then.durable > first.durable
 
     member.run(main)
 

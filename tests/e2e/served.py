@@ -115,18 +115,23 @@ class Served:
 
     def start(self) -> None:
         """Start the engine and wait until it serves."""
+        process = self.begin_to_serve()
+        assert process.stdout is not None
+        self.printed = []
+        for line in process.stdout:
+            self.printed.append(line.rstrip("\n"))
+            if line == "ready\n":
+                return
+        raise AssertionError(f"the engine ended with {process.wait()}: {self.printed}")
+
+    def begin_to_serve(self) -> Process:
+        """Start the engine's process, and do not wait for it."""
         command = ["serve", *self._folders(), "--socket", str(self.socket)]
         # An engine must not use a client's address as its own.
         self.process = _warm_lake().start(
             [*command, "--admin", "off", "--s3", "off", *self._options], environment("unix:/nowhere/lake.sock")
         )
-        assert self.process.stdout is not None
-        self.printed = []
-        for line in self.process.stdout:
-            self.printed.append(line.rstrip("\n"))
-            if line == "ready\n":
-                return
-        raise AssertionError(f"the engine ended with {self.process.wait()}: {self.printed}")
+        return self.process
 
     def _folders(self) -> list[str]:
         if not DEVICES:

@@ -219,6 +219,8 @@ class BlockingEngine:
             if self._closings != closings:  # `close` found no link to close
                 self.close()
                 raise EngineUnreachable(f"the connection to {self.address} was closed", subject=self.address)
+            if present is not None and not present.open_count:  # else its last ticket ends it
+                present.lose(EngineUnreachable(f"{self.address} was shut down"))
             return connected
 
     def _connected(self, patience_s: float) -> Link:

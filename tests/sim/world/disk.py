@@ -21,6 +21,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 
 from lakefs.errors import DiskFailed, StoreLocked, StoreReadOnly
 from lakefs.limits import GIB
@@ -117,6 +118,17 @@ class SimDisk:
         for inode in self._names.inodes():
             inode.process_lost()
         return self._successor(self._index.read())
+
+    def image(self) -> SimDisk:
+        """Return another device with what this one holds, its inodes too: an image of it, to be put back later."""
+        assert not self.open_files, "nothing is open on it"
+        found = type(self)(
+            self.rng.randrange(1 << 30), capacity_bytes=self.capacity_bytes, supports_direct=self.supports_direct
+        )
+        found._names = deepcopy(self._names)
+        found._inode_count = self._inode_count
+        found._index.put(self._index.read())
+        return found
 
     def syncs(self) -> bool:
         """Return whether the next sync works; a lying one only reports success."""

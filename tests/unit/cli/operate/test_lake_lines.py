@@ -97,6 +97,13 @@ def test_members_that_share_a_device_are_named() -> None:
     ]
 
 
+def test_a_member_that_came_back_old_is_said_to_be_compared() -> None:
+    first, second = WHOLE["members"]
+    told = lake_lines(of(members=[{**first, "is_old": True}, {**second, "is_old": False}]))
+    assert told[1].endswith("came back as it was earlier, and is being compared with the others")
+    assert "earlier" not in told[2]
+
+
 @pytest.mark.parametrize(
     ("devices", "machines", "dirty", "told"),
     [

@@ -19,6 +19,7 @@ from engine.coordinator.records import (
     LakeRecord,
     MemberRecord,
     MemberState,
+    OpeningRecord,
     Record,
     WalkRecord,
     decode,
@@ -35,7 +36,15 @@ from lakefs.ids import GcGeneration, LeaseId, MemberId, Partition, Revision, Rin
 from lakefs.limits import COORDINATOR_KEY_BYTES_MAX
 
 MEMBER = MemberRecord(MemberId(b"m" * 16), ("10.0.0.1:7000", "/run/lake/m"), 1 << 40, ("sda", "host", "rack", "zone"))
-KINDS: Final[list[type[Record]]] = [LakeRecord, MemberRecord, EpochRecord, GenerationRecord, DirtyRecord, WalkRecord]
+KINDS: Final[list[type[Record]]] = [
+    LakeRecord,
+    MemberRecord,
+    EpochRecord,
+    GenerationRecord,
+    DirtyRecord,
+    WalkRecord,
+    OpeningRecord,
+]
 EXAMPLES: list[tuple[Record, str]] = [
     (LakeRecord(b"l" * 16, 4, 2, "prod"), "9201" + "94c410" + "6c" * 16 + "0402" + "a470726f64"),
     (
@@ -47,6 +56,7 @@ EXAMPLES: list[tuple[Record, str]] = [
     (GenerationRecord(GcGeneration(300)), "920191cd012c"),
     (DirtyRecord(RingEpoch(7), is_moving=True, is_home=True), "92019307c3c3"),
     (WalkRecord(300, 12, 5, 6, 7, 8, 9, 10), "920198cd012c0c05060708090a"),
+    (OpeningRecord(b"o" * 16, 300, is_old=True), "9201" + "93c410" + "6f" * 16 + "cd012cc3"),
 ]
 
 
@@ -70,9 +80,10 @@ def test_another_version_is_refused_by_name(record: Record, stored: str) -> None
         decode(type(record), later)
 
 
-def test_a_later_release_may_append_fields() -> None:
-    appended = msgspec.msgpack.encode((1, (7, "more")))
-    assert decode(EpochRecord, appended) == EpochRecord(RingEpoch(7))
+@pytest.mark.parametrize(("record", "stored"), EXAMPLES, ids=lambda value: type(value).__name__)
+def test_a_later_release_may_append_fields(record: Record, stored: str) -> None:
+    version, fields = msgspec.msgpack.decode(bytes.fromhex(stored))
+    assert decode(type(record), msgspec.msgpack.encode((version, [*fields, "more"]))) == record
 
 
 @given(st.binary(max_size=60))

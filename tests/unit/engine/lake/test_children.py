@@ -129,6 +129,23 @@ def test_the_reason_for_which_a_member_ends_is_known_and_given_up_when_it_serves
     trio.run(main)
 
 
+def test_what_a_process_of_a_later_release_says_besides_is_passed_over(tmp_path: Path) -> None:
+    code = """
+import os, sys, time
+os.write(int(sys.argv[1]), b'{"progress": 1}\\n[1, 2]\\nodd\\n["unix:/nowhere"]\\n')
+time.sleep(600)
+"""
+    plan = MemberPlan(tmp_path, tmp_path / "s", [sys.executable, "-c", code])
+
+    async def main() -> None:
+        with trio.fail_after(30):
+            async with open_children([plan], nothing) as processes:
+                await processes.wait_settled()
+                assert processes.all[0].addresses == ["unix:/nowhere"]
+
+    trio.run(main)
+
+
 def test_a_reason_of_any_length_and_kind_is_one_line_to_the_parent() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

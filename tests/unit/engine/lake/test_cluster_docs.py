@@ -8,12 +8,15 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Final
 
 import click
 import pytest
 
 from cli.operate.cluster import cluster
 from cli.operate.lake_lines import lake_lines, outlives
+from cli.operate.replacing import check_room, smaller_by
 from cli.serve.serve import serve
 from engine.head import names_link
 from engine.host.clock import SystemClock
@@ -23,16 +26,21 @@ from engine.lake.joining import add_folder
 from engine.lake.lake_members import ADD_IT, HOLDS_NOTHING
 from engine.lake.machine import made, new_machine, write_machine
 from engine.lake.parts import WAITING_FOR_NAMES
+from engine.lake.plan import refuse_other_protection
 from engine.superblock.superblock import NO_CLUSTER, open_store, read_superblock, refuse_other_role
 from engine.walker import membership
+from engine.walker.member_openings import CAME_BACK_OLD
 from lakefs.cluster.protection import Protection
-from lakefs.errors import LakeError
+from lakefs.errors import LakeError, StoreLocked
+from lakefs.limits import GIB
+from lakefs.ports import DiskLock
 from lakefs.transport.address import parse_address
 from lakefs.transport.sockets import connect_error
 from tests.style.source_tree import ROOT
 
 TEXT = (ROOT / "docs" / "cluster.md").read_text()
 QUOTED = " ".join(TEXT.split())
+TIB: Final = 1024 * GIB
 LAKE, OTHER = bytes(range(16)), bytes(range(16))[::-1]
 
 
@@ -101,6 +109,39 @@ def test_lines_of_the_status_are_quoted() -> None:
     folder["reason"] = "cannot lock lock: the file system is read-only; remount it"
     lines = lake_lines({"reason": "", **_lake()}, [folder])
     assert is_quoted(next(line for line in lines if line.startswith("folder"))[len("folder /disk/3") :])
+
+
+def test_a_member_from_an_earlier_time_is_said_as_quoted() -> None:
+    assert is_quoted(CAME_BACK_OLD)
+    member = {"id": "ab", "state": "up", "up": True, "reason": "", "addresses": [], "places": 1, "is_old": True}
+    figures = dict.fromkeys(("used_bytes", "free_bytes", "damaged_chunks"))
+    lines = lake_lines({"reason": "", **_lake(), "members": [{**member, **figures}]})
+    assert is_quoted(lines[1].split("up, ")[1])
+
+
+def test_what_a_replacement_lacks_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=TIB, free=TIB))
+    lost = {"id": "ab", "up": False, "state": "up", "used_bytes": 2 * TIB, "places": 1, "room_bytes": 4 * TIB}
+    other = {"id": "cd", "up": True, "state": "up", "used_bytes": TIB, "free_bytes": TIB // 2, "places": 1}
+    assert is_quoted(smaller_by(Path("/disk/3"), [lost], "ab"))
+    with pytest.raises(LakeError) as refused:
+        check_room(Path("/disk/3"), [lost, other], "ab")
+    assert is_quoted(refused.value.message)
+
+
+def test_refusals_of_a_second_start_are_quoted(tmp_path: Path) -> None:
+    with pytest.raises(LakeError) as refused:
+        refuse_other_protection(Protection(4, 2), Protection(2, 1))
+    assert is_quoted(refused.value.message)
+    held = make_held(tmp_path)
+    with pytest.raises(StoreLocked, match="is open in another process") as locked:
+        open_store(LocalDisk(tmp_path), SystemClock(), create=False, cluster_id=LAKE)
+    held.close()
+    assert f"exit code {locked.value.exit_code}, `is open in another process`" in QUOTED
+
+
+def make_held(folder: Path) -> DiskLock:
+    return open_store(LocalDisk(folder), SystemClock(), create=True, cluster_id=LAKE).lock
 
 
 def _lake() -> dict[str, object]:

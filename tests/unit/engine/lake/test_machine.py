@@ -8,10 +8,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from engine.host.clock import SystemClock
 from engine.host.local_disk import LocalDisk
-from engine.lake.folders import look_at_folders
+from engine.lake.folders import check_devices, look_at_folders
 from engine.lake.joining import Place, add_folder, open_to_machines
 from engine.lake.machine import (
     MACHINE_FILE,
@@ -106,6 +107,13 @@ def test_a_record_of_a_later_release_is_refused(tmp_path: Path) -> None:
         read_machine(tmp_path)
 
 
+def test_what_a_later_release_adds_to_a_record_is_passed_over(tmp_path: Path) -> None:
+    record = made(new_machine(LAKE), TWO)
+    fields = msgspec.json.decode(msgspec.json.encode(record))
+    (tmp_path / MACHINE_FILE).write_bytes(msgspec.json.encode({**fields, "later": [1]}))
+    assert read_machine(tmp_path) == record
+
+
 def test_disks_of_another_machine_are_taken_over_by_the_one_that_most_folders_have() -> None:
     mine = MachineRecord("mine", LAKE.hex(), number=2)
     newer = msgspec.structs.replace(mine, number=3, listen="10.0.0.5:9100")
@@ -196,6 +204,17 @@ def joined(folder: Path) -> MachineRecord:
     write_machine(folder, record, "secret")
     make_member(folder)
     return record
+
+
+def test_folders_on_one_file_system_are_named_in_the_log(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    with capture_logs() as logged:
+        check_devices(folders, Protection(1, 1), accept_loss=True)
+    [line] = logged
+    assert line["event"] == "folders on one file system are lost together"
+    assert line["folders"] == list(map(str, folders))
 
 
 def test_an_empty_folder_is_prepared_and_that_is_safe_to_repeat(tmp_path: Path) -> None:

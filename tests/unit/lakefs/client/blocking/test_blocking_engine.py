@@ -23,6 +23,7 @@ class FakeLink:
     def __init__(self, *_: object) -> None:
         self.error: LakeError | None = None
         self.draining = False
+        self.open_count = 0
         self.epoch = 0
         FakeLink.made.append(self)
         for step in FakeLink.during:
@@ -38,6 +39,18 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> BlockingEngine:
     FakeLink.made, FakeLink.during = [], []
     FakeLink.engine = BlockingEngine("unix:/nowhere")
     return FakeLink.engine
+
+
+@pytest.mark.parametrize("open_count", [0, 1])
+def test_a_drained_connection_that_is_replaced_ends_with_its_last_ticket(
+    engine: BlockingEngine, open_count: int
+) -> None:
+    engine.connect()
+    [first] = FakeLink.made
+    first.draining, first.open_count = True, open_count
+    engine.connect()
+    assert len(FakeLink.made) == 2
+    assert (first.error is None) is bool(open_count)
 
 
 def test_a_connection_that_was_being_made_while_another_thread_closed_the_client_is_closed(
