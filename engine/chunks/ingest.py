@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
 from contextlib import contextmanager
+from functools import partial
 from typing import Final, TypeVar
 
 from engine.chunks.hashing import hash_all
@@ -41,6 +42,8 @@ _NEW_BEFORE_AHEAD: Final = 8
 
 Choose = Callable[[Seq[Hashed]], Seq[Hashed]]
 """Picks the payloads to write; called once for each payload of a request, without a checkpoint."""
+Seal = Callable[[Seq[int]], Seq[Hashed]]
+"""Fills and checks payloads, named by their numbers, and adds what is written behind them.  Blocks."""
 
 
 class Ingest:
@@ -104,6 +107,36 @@ class Ingest:
             await run_all(lambda run: self._write_run(run, written), self._runs(large, _length_of))
             await self._sync(written)
         return written
+
+    async def seal_and_write(self, payloads: Seq[Payload], seal: Seal) -> list[Written]:
+        """Write and sync payloads as `write` does, each sealed in the thread that writes it: one call to a thread, at
+        most, where few are large.  Errors of `seal`, too; the room of what it refuses is given up."""
+        written: list[Written] = []
+        small = [index for index, payload in enumerate(payloads) if payload.area is None]
+        large = [index for index, payload in enumerate(payloads) if payload.area is not None]
+        with self._giving_up(written):
+            if small:
+                to_fill = any(payloads[index].fill is not None for index in small)
+                await self._place_small(await self._offload.run(seal, small) if to_fill else seal(small), written)
+            runs = self._runs(large, lambda index: payloads[index].length, self._segments.large.run_bytes_max)
+            for run in runs:
+                await self._seal_run([payloads[index] for index in run], partial(seal, run), written, run is runs[-1])
+            await self._sync(written)
+        return written
+
+    async def _seal_run(
+        self, payloads: Seq[Payload], seal: Callable[[], Seq[Hashed]], written: list[Written], is_last: bool
+    ) -> None:
+        """Seal and write one run, and sync it if no other is written meanwhile."""
+        sealed: list[Hashed] = []
+        areas = [(payload.area, payload.length) for payload in payloads if payload.area is not None]
+
+        def coming() -> Iterator[int]:
+            sealed.extend(seal())
+            yield sum(large_extent_bytes(length) for _, length in areas)
+
+        places = await self._segments.large.write(areas, coming, lambda: is_last)
+        written.extend(Written(item, place) for item, place in zip(sealed, places, strict=True))
 
     def settle(self, items: Seq[Written]) -> None:
         """End the flight of extents that are recorded or given up."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import nsmallest
 from itertools import islice
 from typing import Final
@@ -174,19 +175,30 @@ class Shards:
         no record was made, but the present ones may be touched.  On cancellation, too.
         """
         self.check_epoch(epoch)
+        keys = [shard_key(item.chunk, item.shard) for item in shards]
+        with self._metadata.view() as view:
+            all_absent = bool(keys) and all(self._find_good(view, key) is None for key in keys)
+        if all_absent:
+            await self._begin_to_use()
+            written = await self._ingest.seal_and_write([item.payload for item in shards], partial(_seal_some, shards))
+            recorded = await self._record(epoch, generation, written)
+        else:
+            recorded = await self._store_absent(epoch, generation, shards)
+        return [key in recorded for key in keys]
+
+    async def _store_absent(self, epoch: int, generation: int, shards: Seq[Incoming]) -> set[bytes]:
+        """Store those that are absent, and compare the others; returns the keys of those that were new."""
         sealed = await self._sealed(shards)
         with self._metadata.view() as view:
             self.check_epoch(epoch)
             absent = [item for item in sealed if not self._is_kept(view, item, generation)]
             sequence = view.sequence
+        recorded = set[bytes]()
         if absent:
             await self._begin_to_use()
-            recorded, last = await self._write(epoch, generation, absent)
-            sequence = max(sequence, last)
-        else:
-            recorded = set()
+            recorded = await self._record(epoch, generation, await self._ingest.write(absent))
         await self._metadata.wait_durable(sequence)
-        return [item.key in recorded for item in sealed]
+        return recorded
 
     async def _sealed(self, shards: Seq[Incoming]) -> list[Sealed]:
         if any(item.payload.fill is not None or item.payload.area is not None for item in shards):
@@ -205,9 +217,8 @@ class Shards:
         self.touched.note(record.birth, generation)
         return True
 
-    async def _write(self, epoch: int, generation: int, absent: Seq[Sealed]) -> tuple[set[bytes], Sequence]:
-        """Write and record shards; returns the keys of those that were new, and the sequence of the records."""
-        written = await self._ingest.write(absent)
+    async def _record(self, epoch: int, generation: int, written: Seq[Written]) -> set[bytes]:
+        """Record written shards, durably; returns the keys of those that were new."""
 
         def decide(txn: Transaction) -> set[bytes]:
             self.check_epoch(epoch)
@@ -222,7 +233,7 @@ class Shards:
             await self._metadata.wait_durable(sequence)
         finally:
             self._ingest.settle(written)
-        return recorded, sequence
+        return recorded
 
     def _record_in(self, txn: Transaction, item: Written, generation: int) -> None:
         sealed, place = _sealed_of(item), item.place
@@ -369,6 +380,11 @@ def _seal_all(shards: Seq[Incoming]) -> list[Sealed]:
             raise InvalidArgument(f"the bytes of shard {text} do not match the checksums sent with it", subject=text)
         sealed.append(Sealed(item.payload, item.chunk, crc, key, item.chunk_bytes))
     return sealed
+
+
+def _seal_some(shards: Seq[Incoming], numbers: Seq[int]) -> list[Sealed]:
+    """`_seal_all` of the shards with these numbers."""
+    return _seal_all([shards[number] for number in numbers])
 
 
 def _sealed_of(item: Written) -> Sealed:

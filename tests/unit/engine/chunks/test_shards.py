@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from engine.chunks.chunk_store import find_shard
-from engine.chunks.payload import Hashed, Written
-from engine.chunks.shards import Shards
+from engine.chunks.ingest import Ingest, Seal
+from engine.chunks.payload import Payload, Written
 from engine.format.features import Feature
 from engine.format.layouts import ChunkRecord, Table, chunk_key
 from engine.format.shards import is_whole, partition_of_key, ranges_between, shard_key, shard_of_key, shards_of
@@ -283,7 +283,7 @@ def test_a_member_says_so_and_that_it_has_shards_before_it_has_any() -> None:
             await offer(client_of(opened), *some(2))
             assert features(disk) == Feature.CLUSTER
             begun = opened.features.begin_to_keep_shards
-            with mock.patch.object(Shards, "_write", side_effect=AssertionError), suppress(AssertionError):
+            with mock.patch.object(Ingest, "seal_and_write", side_effect=AssertionError), suppress(AssertionError):
                 await store(client_of(opened), *some(2))
             assert features(disk) == Feature.CLUSTER | Feature.ERASURE_SHARDS, "durable before a record is decided"
             await begun()
@@ -358,10 +358,10 @@ def test_a_store_that_is_overtaken_by_a_newer_epoch_is_refused_and_leaves_nothin
     async def main() -> None:
         async with simulated_store(cluster_id=LAKE) as opened:
             client, written, go_on = client_of(opened), trio.Event(), trio.Event()
-            write = opened.chunks.ingest.write
+            write = opened.chunks.ingest.seal_and_write
 
-            async def slow(items: Sequence[Hashed]) -> list[Written]:
-                done = await write(items)
+            async def slow(payloads: Sequence[Payload], seal: Seal) -> list[Written]:
+                done = await write(payloads, seal)
                 written.set()
                 await go_on.wait()
                 return done
@@ -374,7 +374,7 @@ def test_a_store_that_is_overtaken_by_a_newer_epoch_is_refused_and_leaves_nothin
                 except LakeError as error:
                     refused.append(error)
 
-            with mock.patch.object(opened.chunks.ingest, "write", slow):
+            with mock.patch.object(opened.chunks.ingest, "seal_and_write", slow):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(old_head)
                     await written.wait()
