@@ -79,7 +79,7 @@ def reading_fails(client: Lake, name: str, content: bytes) -> bool:
 def damaged_names(engine: Served, stored: Contents) -> set[str]:
     """Return the names whose reads fail, over the socket and over TCP alike; all others must give the right bytes."""
     found: list[set[str]] = []
-    token = (engine.data / "native.token").read_text().strip()
+    token = engine.token()
     for address in (engine.server, tcp_of(engine)):
         damaged = set()
         with connect(address, token=token) as client:

@@ -103,7 +103,7 @@ def test_the_admin_port_tells_no_names_and_no_secrets(tmp_path: Path) -> None:
     with serving(tmp_path, "--admin", "127.0.0.1:0", "--native", "127.0.0.1:0") as served:
         served.good("put", "-", "hidden-bucket/hidden-key", stdin=MINE)
         secret = served.good("key", "create").text
-        token = (served.data / "native.token").read_text().strip()
+        token = served.token()
         printed = "\n".join(served.printed)
         ports = re.findall(r"admin\S*\s+(?:http://)?(127\.0\.0\.1:\d+)", printed)
         assert ports, printed

@@ -314,7 +314,7 @@ def test_lakes_that_nobody_closes_leave_nothing_behind(served: Served) -> None:
 
 def test_a_pickle_has_no_secret(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(folder, "--native", "127.0.0.1:0") as served:
-        token = (served.data / "native.token").read_text().strip()
+        token = served.token()
         (address,) = [line.split()[1] for line in served.printed if "tcp://" in line]
         with lakefs.connect(address, token=token, check=Check.CRC32C) as lake:
             pickled = pickle.dumps(lake)

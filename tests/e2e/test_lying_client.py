@@ -250,7 +250,7 @@ def test_a_source_that_shrinks_or_changes_is_not_stored(tmp_path: Path, served: 
     token = None
     if way == "tcp":
         (address,) = [line.split()[1] for line in served.printed if "tcp://" in line]
-        token = (served.data / "native.token").read_text().strip()
+        token = served.token()
     with connect(address, token=token) as client:
 
         def spoil(done: int, present: int) -> None:

@@ -21,6 +21,7 @@ from tests.mount.shared.ground import OVER, SharedMounts, shared_mounts
 from tests.mount.shared.worker import Worker
 from tests.mount.test_two_mounts import eventually
 from tests.mount.tools import catch_up
+from tests.served_devices import DEVICES
 
 pytestmark = [pytest.mark.slow, pytest.mark.fuse]
 ROUNDS: Final = 25
@@ -95,6 +96,25 @@ def a_listing_finds_what_was_closed_elsewhere(here: Path, there: Path) -> None:
         assert set(os.listdir(here)) - {f"named first {number}"} == names | {f"named then {number}"}
         os.close(descriptor)  # its name was made before the folder's last change
         assert set(os.listdir(here)) == names | {f"named first {number}", f"named then {number}"}
+
+
+def a_first_close_moves_the_folder_s_change_time_alone(here: Path, there: Path) -> None:
+    for number in range(ROUNDS):
+        descriptor = os.open(here / f"named first {number}", os.O_CREAT | os.O_WRONLY)
+        (here / f"named then {number}").mkdir()
+        before = here.stat()
+        assert _folder_times(there) == _folder_times(here)
+        os.close(descriptor)  # the other mount sees another name, so its folder has changed
+        assert 0 < there.stat().st_ctime_ns - before.st_ctime_ns < 1000
+        assert 0 <= here.stat().st_ctime_ns - before.st_ctime_ns < 1000
+        assert here.stat().st_mtime_ns == there.stat().st_mtime_ns == before.st_mtime_ns
+        if DEVICES:  # else this mount is not asked again until something else changes
+            assert _folder_times(there) == _folder_times(here)
+
+
+def _folder_times(folder: Path) -> tuple[int, int]:
+    found = folder.stat()
+    return found.st_mtime_ns, found.st_ctime_ns
 
 
 MAKES: Final[dict[str, Callable[[Path], object]]] = {
@@ -361,6 +381,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     an_open_for_writing_finds_what_was_closed_elsewhere,
     an_open_finds_what_was_closed_elsewhere,
     a_listing_finds_what_was_closed_elsewhere,
+    a_first_close_moves_the_folder_s_change_time_alone,
     what_was_made_elsewhere_exists,
     what_is_gone_elsewhere_is_made_anew,
     a_symlink_leads_where_it_was_put_elsewhere,
