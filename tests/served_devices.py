@@ -17,5 +17,4 @@ CYCLES: Final = 3 if DEVICES else 1
 HEALS: Final = "a lake reads what is damaged at one member from the others"
 SEGMENTS: Final = "a head has no segments that clients could read"
 STAMPS: Final = "a head has no stamps, so each answer about names is asked for"
-STORE: Final = "the store of one engine, closed or looked into"
 MAPPED: Final = "objects are mapped over the socket of one engine only"

@@ -6,8 +6,8 @@ times changed, the access time only where a call sets it.  The first difference 
 compared.
 
 At a lake a folder's change time may also move by less than a microsecond: when a new file in it is closed for the first
-time, and other mounts see the name (docs/mount.md; `test_close_to_open` has that promise).  A mount of one engine does
-not look again at that moment.
+time, and other mounts see the name (docs/mount.md; `test_close_to_open` has that promise).  A mount of one engine shows
+that later.
 
 `KNOWN` in `tests.mount.posix_known` lists the differences that are decided, each with its reason. Not tested here: a
 mount beside other mounts, or after a crash.
