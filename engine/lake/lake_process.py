@@ -96,6 +96,11 @@ class RunningLake(Running):
         """True if this start made the lake."""
         return self.parts.is_made_now
 
+    def read_only_because(self) -> str:
+        """See `Running`."""
+        names = self.parts.names
+        return "" if names is None else names.local.store.read_only_because
+
     async def listen(self, nursery: trio.Nursery) -> None:
         """See `Running`."""
         if self.heads is None:
@@ -123,11 +128,6 @@ class RunningHead(RunningLake):
             trusted = isinstance(parse_transport(listener.address), UnixAddress)
             serving = partial(self.server.serve, listener, trusted=trusted)
             self.addresses.append(await nursery.start(serving))
-
-    def read_only_because(self) -> str:
-        """See `Running`."""
-        names = self.parts.names
-        return "" if names is None else names.local.store.read_only_because
 
 
 async def run_lake(

@@ -71,6 +71,7 @@ class ContentCheck:
 
     async def run(self) -> None:
         """Check the blobs of all nodes, and of all parts of uploads.  Errors of the coordinator."""
+        self._report.count("named_chunks", 0)
         for page in self._pages():
             tops = [top for top in dict.fromkeys(page) if self._is_new(top)]
             chunks = [top for top in tops if kind_of(top[0]) is ChunkKind.DATA]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -36,7 +37,7 @@ _log: Final = structlog.get_logger()
 
 
 @dataclass(kw_only=True)
-class Running:
+class Running(ABC):
     """The parts of a serving process that its other faces may use.  Subclasses say whether it serves."""
 
     config: Config
@@ -56,9 +57,9 @@ class Running:
     """Set when the stop begins: requests in flight are finished, and no new ones are begun."""
 
     @property
+    @abstractmethod
     def is_untouched(self) -> bool:
         """True if nothing was ever named here."""
-        raise NotImplementedError
 
     def native_addresses(self) -> list[str]:
         """Return the addresses of the native protocol, as they are configured."""
@@ -70,9 +71,9 @@ class Running:
         for address in self.native_addresses():
             self.addresses.append(await nursery.start(self.server.listen_and_serve, address))
 
+    @abstractmethod
     def read_only_because(self) -> str:
         """Return why no writes are taken; empty while they are."""
-        raise NotImplementedError
 
     def not_ready(self) -> str | None:
         """Return why the process does not serve; None when it does."""

@@ -109,7 +109,7 @@ def hand_on(served: Served, kind: str, name: str, **settings: Any) -> Iterator[H
     """Open a space by a client of that kind.  The engine listens on TCP too."""
     driver, _, way = kind.partition(" ")
     (tcp,) = [line.split()[1] for line in served.printed if "tcp://" in line]
-    address, token = (served.server, "") if way == "unix" else (tcp, (served.data / "native.token").read_text().strip())
+    address, token = (served.server, "") if way == "unix" else (tcp, served.token())
     if driver == "blocking":
         with connect(address, token=token) as lake, lake.pool(size_bytes=_POOL_BYTES) as pool:
             yield BlockingHand(lake, pool, name, settings)

@@ -126,18 +126,27 @@ class Served:
 
     def begin_to_serve(self) -> Process:
         """Start the engine's process, and do not wait for it."""
-        command = ["serve", *self._folders(), "--socket", str(self.socket)]
+        command = ["serve", *self.data_options, "--socket", str(self.socket)]
         # An engine must not use a client's address as its own.
         self.process = _warm_lake().start(
             [*command, "--admin", "off", "--s3", "off", *self._options], environment("unix:/nowhere/lake.sock")
         )
         return self.process
 
-    def _folders(self) -> list[str]:
-        if not DEVICES:
-            return ["--data", str(self.data)]
-        folders = [part for number in range(DEVICES) for part in ("--data", str(self.data / f"device{number}"))]
-        return [*folders, "--accept-loss"]
+    @property
+    def folders(self) -> list[Path]:
+        """The folders that are served: one, or one for each device of a lake."""
+        return [self.data / f"device{number}" for number in range(DEVICES)] or [self.data]
+
+    def token(self) -> str:
+        """Return the token of clients over TCP; a lake has it in each folder."""
+        return (self.folders[0] / "native.token").read_text().strip()
+
+    @property
+    def data_options(self) -> list[str]:
+        """The options of `lake serve` that name the folders."""
+        folders = [part for folder in self.folders for part in ("--data", str(folder))]
+        return [*folders, "--accept-loss"] if DEVICES else folders
 
     def stop(self) -> int:
         """Send SIGTERM; return the exit code."""

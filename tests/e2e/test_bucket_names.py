@@ -19,6 +19,7 @@ from tests.e2e.s3_raw import signer_of
 from tests.e2e.served import LAKE, Served, lake, serving
 from tests.old_buckets import any_new_name
 
+PLANTED = "buckets with old names are planted in a store that nobody serves"
 LARGE = os.urandom(5_000_000)
 
 
@@ -62,6 +63,7 @@ def test_a_new_bucket_that_s3_would_refuse_is_refused_with_the_rule(served: Serv
     assert s3.ask("DELETE", "/my-data").status == 204
 
 
+@pytest.mark.one_engine(PLANTED)
 @pytest.mark.fuse
 def test_a_mount_makes_no_bucket_that_s3_would_refuse(served: Served) -> None:
     before = buckets_of(served)
@@ -83,6 +85,7 @@ def test_a_mount_makes_no_bucket_that_s3_would_refuse(served: Served) -> None:
     assert buckets_of(served) == before
 
 
+@pytest.mark.one_engine(PLANTED)
 def test_a_bucket_that_exists_with_another_name_is_used_as_any_other(served: Served, tmp_path: Path) -> None:
     assert buckets_of(served) == ["My_Models", "b"]
     (tmp_path / "file").write_bytes(LARGE)
@@ -101,6 +104,7 @@ def test_a_bucket_that_exists_with_another_name_is_used_as_any_other(served: Ser
         assert client.create_access_key(buckets=["b"], read_only=True).buckets == ["b"]
 
 
+@pytest.mark.one_engine(PLANTED)
 def test_recovery_and_rebuilding_keep_a_bucket_with_another_name(served: Served) -> None:
     with connect(served.server) as client:
         client.put("b/before", b"before the kill")

@@ -16,6 +16,7 @@ import pytest
 
 from lakefs.version import VERSION
 from tests.e2e.served import LAKE, ROOT, Served, environment, lake, serving
+from tests.served_devices import CYCLES, DEVICES
 
 
 def test_the_version_is_printed_without_loading_the_client() -> None:
@@ -83,10 +84,11 @@ def test_the_server_option_beats_the_variable_and_data_beats_both(served: Served
 
 
 def test_a_store_in_use_is_refused(served: Served) -> None:
-    done = lake("--data", served.data, "ls")
-    assert done.code == 75
-    assert lake("fsck", "--data", served.data).code == 2
-    assert lake("gc", "--data", served.data).code == 75
+    for folder in served.folders[:2]:
+        done = lake("--data", folder, "ls")
+        assert done.code == 75
+        assert lake("fsck", "--data", folder).code == 2
+        assert lake("gc", "--data", folder).code == 75
 
 
 def test_a_folder_without_a_store_is_told_and_left_as_it_is(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_a_folder_without_a_store_is_told_and_left_as_it_is(tmp_path: Path) -> N
 def test_tcp_needs_the_token(tmp_path: Path) -> None:
     with TemporaryDirectory(prefix="lake-") as folder, serving(Path(folder), "--native", "127.0.0.1:0") as engine:
         (address,) = [line.split()[1] for line in engine.printed if "tcp://" in line]
-        token = engine.data / "native.token"
+        token = engine.folders[0] / "native.token"
         assert token.stat().st_mode & 0o777 == 0o600
         assert lake("ls", server=address).code == 77
         assert lake("--token-file", token, "put", "-", "bkt/x", server=address, stdin=b"x").code == 0
@@ -151,14 +153,17 @@ def _sessions(served: Served) -> int:
 
 def test_status_doctor_and_config_answer(served: Served, tmp_path: Path) -> None:
     found = json.loads(served.good("status", "--json").out)
-    assert (found["state"], found["data"]) == ("serving", str(served.data))
-    assert "state" in served.good("status").text
+    assert (found["state"], found.get("data", "")) == ("serving", "" if DEVICES else str(served.data))
+    shown = served.good("status").text
+    assert "state" in shown
+    assert all(str(folder) in shown for folder in served.folders)
     checks = json.loads(served("doctor", "--data", tmp_path / "none", "--json").out)["checks"]
     assert {check["verdict"] for check in checks} <= {"ok", "warn", "fail"}
     assert {"O_DIRECT", "fallocate", "room"} <= {check["check"] for check in checks}
     assert list(tmp_path.iterdir()) == []
     asked = json.loads(served("doctor", "--json").out)["checks"]
-    assert ["through" in check["detail"] for check in asked if check["check"] == "disk reads"] == [True]
+    reads = ["through" in check["detail"] for check in asked if check["check"] == "disk reads"]
+    assert reads == ([] if DEVICES else [True]), "a head reads no disk"
     settings = json.loads(lake("config", "--json").out)
     assert settings["origins"]["data"] == "default"
     (tmp_path / "lake.toml").write_text('log_level = "debug"\n')
@@ -186,8 +191,8 @@ def test_gc_frees_what_nothing_names(served: Served) -> None:
     served.good("put", "-", "garbage/x", stdin=os.urandom(300_000))
     served.good("put", "-", "garbage/y", stdin=os.urandom(300_000))
     served.good("rm", "garbage/x")
-    report = json.loads(served.good("gc", "--json").out)
-    assert report["freed_bytes"] >= 300_000
+    reports = [json.loads(served.good("gc", "--json").out) for _ in range(CYCLES)]
+    assert sum(report["freed_bytes"] for report in reports) >= 300_000
     assert len(served.good("cat", "garbage/y").out) == 300_000
     assert served.good("fsck", "--full").code == 0
 
@@ -258,18 +263,17 @@ def test_the_engine_stops_on_sigterm_and_sigint_and_takes_its_socket_with_it(tmp
     assert not engine.socket.exists()
     engine.start()
     engine.good("bucket", "create", "stays")
-    assert engine.process is not None
-    engine.process.send_signal(signal.SIGINT)
-    assert engine.process.stdout is not None
-    engine.process.stdout.read()
-    engine.process.stdout.close()
-    assert engine.process.wait(60) == 0
-    assert lake("--data", engine.data, "ls").lines == ["stays"]
+    assert engine.interrupt() == 0
+    assert not engine.socket.exists()
+    engine.start()
+    assert engine.good("ls").lines == ["stays"]
+    assert engine.stop() == 0
 
 
 def test_a_second_engine_of_a_store_is_refused(served: Served, tmp_path: Path) -> None:
-    done = lake("serve", "--data", served.data, "--socket", tmp_path / "s2", "--admin", "off", "--s3", "off")
-    assert done.code == 75
+    for options in (served.data_options, ["--data", str(served.folders[0])]):
+        done = lake("serve", *options, "--socket", tmp_path / "s2", "--admin", "off", "--s3", "off")
+        assert done.code == 75
     taken = lake("serve", "--data", tmp_path / "d", "--socket", served.socket, "--admin", "off", "--s3", "off")
     assert taken.code == 71
     assert served.good("ls").code == 0

@@ -18,7 +18,7 @@ import pytest
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
 from lakefs.errors import ChunkDamaged, CorruptionError, EngineUnreachable
-from tests.e2e.served import Finished, Served, lake, serving
+from tests.e2e.served import Finished, Served, lake, segments_of, serving
 
 MIB = 1 << 20
 KIB = 1 << 10
@@ -50,7 +50,7 @@ def store_some(engine: Served) -> Contents:
 
 def place_of(data: Path, content: bytes) -> tuple[Path, int]:
     """Return segment file and offset of some stored bytes."""
-    for path in sorted((data / "segments").iterdir()):
+    for path in segments_of(data):
         offset = path.read_bytes().find(content)
         if offset >= 0:
             return path, offset
@@ -79,7 +79,7 @@ def reading_fails(client: Lake, name: str, content: bytes) -> bool:
 def damaged_names(engine: Served, stored: Contents) -> set[str]:
     """Return the names whose reads fail, over the socket and over TCP alike; all others must give the right bytes."""
     found: list[set[str]] = []
-    token = (engine.data / "native.token").read_text().strip()
+    token = engine.token()
     for address in (engine.server, tcp_of(engine)):
         damaged = set()
         with connect(address, token=token) as client:

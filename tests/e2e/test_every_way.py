@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ import lakefs
 from lakefs.client.blocking.lake import Lake
 from lakefs.limits import CHUNK_BYTES, KIB, MIB
 from tests.e2e.served import Served
+from tests.served_devices import DEVICES
 
 SIZES: Final = (
     0, 1, 4095, 4096, 4097, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, 70_000, MIB, MIB + 4097, CHUNK_BYTES,
@@ -93,7 +94,8 @@ def as_files(lake: Lake, contents: Contents) -> Contents:
 
 
 PUTS: Final = (put_plainly, put_from_memory, put_together)
-READS: Final = (by_name, together, into_buffers, by_id, into_a_pool, mapped, as_files)
+READS: Final = (by_name, together, into_buffers, by_id, into_a_pool, *(() if DEVICES else (mapped,)), as_files)
+"""MAPPED of `tests.served_devices` says why not at a lake."""
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +110,9 @@ def contents_of(bucket: str, seed: int) -> Contents:
     return {f"{bucket}/{number}-{size}": chance.randbytes(size) for number, size in enumerate(SIZES)}
 
 
-def drop_pages(data: Path) -> None:
+def drop_pages(segments: Iterable[Path]) -> None:
     """Make the page cache forget all segments: the next reads are from the disk."""
-    for path in (data / "segments").iterdir():
+    for path in segments:
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
@@ -128,7 +130,7 @@ def test_what_was_put_in_one_way_is_read_in_every_way(
         for turn in range(3):
             for read in READS:
                 if turn == 0:
-                    drop_pages(served.data)
+                    drop_pages(served.segments())
                 found = read(lake, contents)
                 wrong = [name for name in contents if found[name] != contents[name]]
                 assert not wrong, f"{read.__name__} in turn {turn}"

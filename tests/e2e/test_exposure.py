@@ -18,7 +18,7 @@ from lakefs.config import settings as config
 from lakefs.errors import PermissionDenied
 from lakefs.ids import data_chunk_id
 from lakefs.wire import messages as m
-from tests.e2e.served import lake, serving
+from tests.e2e.served import Served, lake, serving
 from tests.raw_client import Running, real
 from tests.store_rig import PLAIN, ask
 
@@ -65,29 +65,30 @@ def test_contents_and_secret_keys_lie_in_the_store_as_they_are(tmp_path: Path) -
 def test_what_others_may_open_is_warned_of_and_refused_when_strict(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    data = folder / "store"
-    data.mkdir()
+    served = Served(folder, started=False)
+    data = served.folders[0]
+    data.mkdir(parents=True)
     token = data / "native.token"
     token.write_text("a token of an earlier start")
     for path, mode in ((data, 0o755), (token, 0o640), (folder, 0o777)):
         path.chmod(mode)
     with serving(folder):
         pass
-    warned = [line.split("] ", 1)[1] for line in capfd.readouterr().err.splitlines() if "[warning" in line]
+    warned = [line.split("] ", 1)[1] for line in capfd.readouterr().err.splitlines() if " is open to " in line]
     assert warned == [
         f"the data folder {data} is open to others (mode 0755); run: chmod 700 {data}",
         f"the file {token} is open to its group (mode 0640); run: chmod 600 {token}",
         f"the socket's folder {folder} is open to others (mode 0777); run: chmod 750 {folder}",
     ]
-    refused = lake("serve", "--data", data, "--socket", folder / "s", "--strict-permissions")
+    refused = lake("serve", *served.data_options, "--socket", folder / "s", "--strict-permissions")
     assert refused.code == 78, refused
     assert all(sentence in refused.err for sentence in warned), refused.err
     assert not (folder / "s").exists()
     for path, mode in ((data, 0o700), (token, 0o600), (folder, 0o1777)):
         path.chmod(mode)
-    with serving(folder, "--strict-permissions") as served:
-        assert served.good("ls").lines == []
-    assert "[warning" not in capfd.readouterr().err
+    with serving(folder, "--strict-permissions") as strict:
+        assert strict.good("ls").lines == []
+    assert " is open to " not in capfd.readouterr().err
 
 
 def test_every_address_is_a_loopback_one_or_off_until_told_otherwise() -> None:
@@ -103,7 +104,7 @@ def test_the_admin_port_tells_no_names_and_no_secrets(tmp_path: Path) -> None:
     with serving(tmp_path, "--admin", "127.0.0.1:0", "--native", "127.0.0.1:0") as served:
         served.good("put", "-", "hidden-bucket/hidden-key", stdin=MINE)
         secret = served.good("key", "create").text
-        token = (served.data / "native.token").read_text().strip()
+        token = served.token()
         printed = "\n".join(served.printed)
         ports = re.findall(r"admin\S*\s+(?:http://)?(127\.0\.0\.1:\d+)", printed)
         assert ports, printed

@@ -119,7 +119,7 @@ def test_a_flood_of_silent_strangers_over_tcp_keeps_no_client_out(served: Served
     [listens] = [line for line in served.printed if "tcp://" in line]
     address = parse_address(listens.split()[1])
     assert isinstance(address, TcpAddress)
-    token = (served.data / "native.token").read_text().strip()
+    token = served.token()
     strangers = [socket.create_connection((address.host, address.port)) for _ in range(STRANGERS_MAX + 1)]
     try:
         strangers[0].settimeout(HELLO_TIMEOUT_S / 2)

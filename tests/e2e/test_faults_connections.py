@@ -146,7 +146,7 @@ def oversized(frame: bytes, *, control: int = 0, body: int = 0) -> bytes:
 
 @pytest.mark.parametrize("way", ["socket", "tcp"])
 def test_nonsense_ends_its_own_connection_at_most(served: Served, way: str) -> None:
-    token = (served.data / "native.token").read_text().strip()
+    token = served.token()
     before = process_counts(served)
     for what, payload in nonsense().items():
         for greeted in (True, False):

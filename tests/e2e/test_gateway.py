@@ -17,6 +17,7 @@ from botocore.exceptions import ClientError, HTTPClientError
 
 from tests.e2e.gateways import Gateway, SlowDownload, gateway, new_key, s3_client
 from tests.e2e.served import WAIT_S, Served, lake, serving
+from tests.served_devices import SEGMENTS
 
 BIG = 40 << 20
 """More bytes than the buffers between a gateway and its client hold."""
@@ -58,6 +59,7 @@ def test_what_goes_in_through_a_gateway_comes_out_of_another_and_of_the_command_
         assert engine.good("cat", "models/small").out == b"small"
 
 
+@pytest.mark.one_engine(SEGMENTS)
 def test_over_a_unix_socket_content_is_read_from_the_segments_and_checked(engine: Served) -> None:
     key = new_key(engine)
     with gateway(engine.server) as found:
@@ -89,7 +91,7 @@ def test_over_tcp_the_token_lets_a_gateway_in(folder: Path) -> None:
     with serving(folder, "--native", "127.0.0.1:0") as engine:
         [address] = [line.split()[1] for line in engine.printed if line.startswith("listen  tcp:")]
         key = new_key(engine)
-        token = (engine.data / "native.token").read_text().strip()
+        token = engine.token()
         with gateway(address, token=token) as found:
             client = s3_client(found.url, key)
             _, content = stored(client)

@@ -29,6 +29,7 @@ from tests.e2e.served import WAIT_S, Served, serving
 from tests.e2e.test_clock_jumps import DAY_S, YEAR_S, ShiftedEngine
 from tests.e2e.test_damage import flip, place_of
 from tests.e2e.test_shared_memory import SCRIBBLER
+from tests.served_devices import DEVICES
 
 pytestmark = pytest.mark.thorough
 
@@ -110,8 +111,15 @@ def test_a_value_longer_than_the_quota_fails_alone_and_a_quota_that_shrinks_is_k
         assert isinstance(result.failures[0], RequestTooLarge)
         found = space.get(keys, 2 * MIB)
         assert all(value in (b"", right) for value, right in zip(found, values, strict=True))
-        (stat,) = [stat for stat in lake.spaces() if stat.name == f"quota {kind}"]
-        assert stat.value_bytes + stat.entries * KEYED_PART_CHARGE <= quota
+        until = time.monotonic() + (WAIT_S if DEVICES else 0)  # homes at which no put waits for room evict in a while
+        while taken(lake, f"quota {kind}") > quota:
+            assert time.monotonic() < until
+
+
+def taken(lake: lakefs.Lake, name: str) -> int:
+    """Return what counts against a space's quota."""
+    (stat,) = [stat for stat in lake.spaces() if stat.name == name]
+    return stat.value_bytes + stat.entries * KEYED_PART_CHARGE
 
 
 @pytest.mark.parametrize("offsets", [[0, 4999], [0, 0], [5000, 2500]])
@@ -292,13 +300,18 @@ def test_a_rotten_block_is_a_miss_is_quarantined_and_is_stored_again(engine: Ser
         for _ in range(2):  # the first finds the damage; the second request tells the keyed index
             assert read(keys, 200_000) == [values[0], b"", values[2]]
         assert space.match(keys) == (1, [True, False, True]), "it is known to be damaged"
-        with connect(engine.server) as lake:
-            assert lake.status()["scrub"]["quarantined_chunks"] == 1
+        assert quarantined(engine) in (None, 1)
         assert space.put(keys, values).outcomes == [Outcome.PRESENT, Outcome.STORED, Outcome.PRESENT]
         assert read(keys, 200_000) == values
+    assert quarantined(engine) in (None, 0)
     with connect(engine.server) as lake:
-        assert lake.status()["scrub"]["quarantined_chunks"] == 0
         assert lake.fsck(full=True)["damage"] == 0
+
+
+def quarantined(engine: Served) -> int | None:
+    """Return the number of chunks in quarantine; a head does not say those of its members."""
+    with connect(engine.server) as lake:
+        return None if DEVICES else int(lake.status()["scrub"]["quarantined_chunks"])
 
 
 def wait_until_present(space: Space, keys: list[bytes], right: list[bool]) -> None:

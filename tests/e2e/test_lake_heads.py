@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -91,6 +92,20 @@ def test_heads_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         lake_.kill()
         eventually(lambda: not heads_of(lake_), "a head outlived its parent")
         eventually(lambda: not lake_.members(1, 2, 3), "a member outlived its parent")
+
+
+@pytest.mark.parametrize("heads", ["1", "2"])
+def test_a_lake_says_at_its_admin_port_that_it_is_ready_and_has_metrics(tmp_path: Path, heads: str) -> None:
+    folders = [tmp_path / f"d{number}" for number in range(3)]
+    options = ("--protect", "2+1", "--accept-loss", "--heads", heads, "--admin", "127.0.0.1:0")
+    with served(tmp_path, folders, *options) as lake_:
+        admin = next(line for line in lake_.printed if line.startswith("admin")).split()[1]
+        told = {}
+        for path in ("health", "ready", "metrics"):
+            with urllib.request.urlopen(f"{admin}/{path}", timeout=30) as answer:
+                told[path] = answer.read().decode()
+        assert (told["health"], told["ready"]) == ("ok\n", "ready\n")
+        assert {"lake_ready 1.0", "lake_members_serving 3.0"} <= {*told["metrics"].splitlines()}
 
 
 def test_one_engine_has_no_heads(tmp_path: Path) -> None:

@@ -33,7 +33,14 @@ class ServedLake(Served):
         self.devices = devices
         super().__init__(folder, *options, started=start)
 
-    def _folders(self) -> list[str]:
+    @property
+    def folders(self) -> list[Path]:
+        """See `Served`."""
+        return self.devices
+
+    @property
+    def data_options(self) -> list[str]:
+        """See `Served`."""
         return [part for device in self.devices for part in ("--data", str(device))]
 
     def members(self, *numbers: int) -> list[int]:

@@ -35,7 +35,7 @@ class Machine(ServedLake):
         super().__init__(folder, [folder / f"disk{number}" for number in range(1, devices + 1)], start=False)
 
     def init(self, name: str, *options: str) -> None:
-        done = lake("cluster", "init", name, "--listen", self.listen, *self._folders(), *options)
+        done = lake("cluster", "init", name, "--listen", self.listen, *self.data_options, *options)
         assert done.code == 0, done
 
     def join(self, names: Machine) -> None:
@@ -45,7 +45,7 @@ class Machine(ServedLake):
     def joining(self, names: Machine, *options: str) -> Any:
         token = names.devices[0] / "cluster.token"
         where = (names.listen, "--token-file", token, "--listen", self.listen)
-        return lake("cluster", "join", *where, *self._folders(), *options)
+        return lake("cluster", "join", *where, *self.data_options, *options)
 
     def processes(self) -> list[int]:
         """Return the members' processes, and the one that serves."""
@@ -159,7 +159,7 @@ def test_who_may_not_join_is_refused_by_a_sentence(machines: list[Machine], tmp_
 
     def refused(names: str, file: Path, *folders: str) -> str:
         where = (names, "--token-file", file, "--listen", stranger.listen)
-        done = lake("cluster", "join", *where, *(folders or stranger._folders()))
+        done = lake("cluster", "join", *where, *(folders or stranger.data_options))
         assert done.code not in (0, 70), done
         return done.err
 
@@ -186,7 +186,7 @@ def test_devices_are_added_and_replaced_while_all_is_served(machines: list[Machi
     third.devices.append(new)
     third.start()
     assert not new.exists() or not list(new.iterdir())
-    third.good("cluster", "add", new, *third._folders())
+    third.good("cluster", "add", new, *third.data_options)
     eventually(lambda: is_whole(first, 5), "the new device is not used")
     lost = third.devices[0]
     [pid] = third.members(1)

@@ -39,7 +39,7 @@ class Upgraded(ServedLake):
         self.release_file.write_text(name)
 
     def begin_to_serve(self) -> Process:
-        served = ["serve", *self._folders(), "--socket", str(self.socket), "--admin", "off", "--s3", "off"]
+        served = ["serve", *self.data_options, "--socket", str(self.socket), "--admin", "off", "--s3", "off"]
         command = [sys.executable, "-m", "tests.neighbour", str(self.release_file), *served, *self._options]
         found = environment("unix:/nowhere/lake.sock")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=found)

@@ -6,10 +6,13 @@ import os
 import time
 
 import numpy as np
+import pytest
 
 import lakefs
 from tests.e2e.served import WAIT_S, Served
+from tests.served_devices import MAPPED
 
+pytestmark = pytest.mark.one_engine(MAPPED)
 BYTES = 9 << 20
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +21,9 @@ from lakefs.errors import ChunkDamaged, EngineUnreachable
 from lakefs.get import cached
 from lakefs.grants import grant_reads
 from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES, KIB, MIB
-from tests.e2e.served import Served, serving
+from tests.e2e.served import WAIT_S, Served, serving
 from tests.e2e.test_damage import flip, place_of
+from tests.served_devices import HEALS
 
 SIZES = {"inline": 5000, "granule": GRANULE_BYTES, "vector": 1_300_007, "large": 9 * MIB + 5}
 CONTENTS = {name: random.Random(name).randbytes(size) for name, size in SIZES.items()}
@@ -59,6 +61,30 @@ def raw(lake: lakefs.Lake, name: str) -> Iterator[ObjectReader]:
 
 def no_requests() -> Any:
     return mock.patch.object(BlockingDriver, "_start", side_effect=AssertionError("a request, or work for a thread"))
+
+
+def until_in_memory(lake: lakefs.Lake, name: str) -> None:
+    """Open and read an object until some of each chunk is read without a request.
+
+    A lake brings chunks into memory in the background; what was opened before is read as it was then.
+    """
+    until = time.monotonic() + WAIT_S
+    while not is_in_memory(lake, name):
+        assert time.monotonic() < until
+
+
+def is_in_memory(lake: lakefs.Lake, name: str) -> bool:
+    with raw(lake, f"opened/{name}") as opened:
+        opened.seek(1)
+        opened.read_next(len(CONTENTS[name]))
+        for at in range(1, len(CONTENTS[name]), MIB // 2):
+            opened.seek(at)
+            try:
+                with no_requests():
+                    opened.read_next(1)
+            except AssertionError:
+                return False
+    return True
 
 
 def random_places(name: str, length: int, count: int) -> list[int]:
@@ -114,6 +140,7 @@ def test_what_is_in_memory_is_read_without_a_request_or_a_thread(
     lakes: dict[lakefs.Check, lakefs.Lake], name: str, check: lakefs.Check, length: int
 ) -> None:
     content = CONTENTS[name]
+    until_in_memory(lakes[check], name)
     with raw(lakes[check], f"opened/{name}") as opened:
         opened.seek(1)  # a reader that began at the first byte and jumps is taken for a loader of tensors
         assert opened.read_next(len(content)) == content[1:]  # descriptors, slabs and places are known now
@@ -156,6 +183,7 @@ def test_what_is_not_in_memory_is_read_as_ever(lakes: dict[lakefs.Check, lakefs.
             assert asked.called or missing == "read_cached"
 
 
+@pytest.mark.one_engine(HEALS)
 @pytest.mark.parametrize("check", lakefs.Check)
 def test_a_bit_that_flips_under_an_opened_object_fails_what_touches_its_granule(
     folder: Path, check: lakefs.Check
@@ -182,6 +210,7 @@ def test_a_bit_that_flips_under_an_opened_object_fails_what_touches_its_granule(
                         opened.readinto(bytearray(end - begin))
 
 
+@pytest.mark.one_engine(HEALS)
 @pytest.mark.parametrize("check", [lakefs.Check.BLAKE3, lakefs.Check.CRC32C])
 def test_a_bit_that_flips_in_a_chunk_that_is_read_whole_fails_the_read(folder: Path, check: lakefs.Check) -> None:
     content = random.Random(10).randbytes(1_300_007)

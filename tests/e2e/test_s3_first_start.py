@@ -27,7 +27,7 @@ def _key_of(served: Served) -> list[str]:
     if not paths:
         return []
     found = configparser.ConfigParser()
-    assert found.read(paths) == [str(served.data / "s3-first-key")]
+    assert found.read(paths) == [str(served.folders[0] / "s3-first-key")]
     return [found["default"]["aws_access_key_id"], found["default"]["aws_secret_access_key"]]
 
 
@@ -69,7 +69,7 @@ def test_a_secret_is_printed_on_a_terminal_only_and_else_in_a_file_of_its_owner(
     try:
         with serving(folder, *PORT_0) as served:
             _, secret_key = _key_of(served)
-            kept = served.data / "s3-first-key"
+            kept = served.folders[0] / "s3-first-key"
             assert stat.S_IMODE(kept.stat().st_mode) == 0o600
             assert secret_key not in "\n".join(served.printed)
     finally:
@@ -90,18 +90,20 @@ def test_a_secret_is_printed_on_a_terminal_only_and_else_in_a_file_of_its_owner(
 
 
 def test_a_file_in_the_place_of_the_secret_is_left_as_it_is_and_no_key_is_made(folder: Path) -> None:
-    (folder / "store").mkdir(mode=0o700)
-    (folder / "store" / "s3-first-key").write_text("of an earlier store")
+    kept = Served(folder, started=False).folders[0] / "s3-first-key"
+    kept.parent.mkdir(mode=0o700, parents=True)
+    kept.write_text("of an earlier store")
     with serving(folder, *PORT_0) as served:
         assert NO_KEY in served.printed
         assert served.good("key", "ls").lines == []
-    assert (folder / "store" / "s3-first-key").read_text() == "of an earlier store"
+    assert kept.read_text() == "of an earlier store"
 
 
 def test_a_taken_port_is_told_and_the_next_start_still_has_the_key(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
-        done = lake("serve", "--data", folder / "store", "--socket", folder / "s", "--admin", "off", "--s3", taken)
+        data = Served(folder, started=False).data_options
+        done = lake("serve", *data, "--socket", folder / "s", "--admin", "off", "--s3", taken)
     assert done.code == 71
     assert f"S3 port {taken} is taken" in done.err
     assert "--s3 HOST:PORT, or --s3 off" in done.err

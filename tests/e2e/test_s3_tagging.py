@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +12,7 @@ import pytest
 
 from tests.e2e.s3_client import client_of, refused
 from tests.e2e.served import Served, serving
+from tests.served_devices import DEVICES
 
 NAME = {"Bucket": "bucket", "Key": "folder/tagged é"}
 
@@ -49,8 +51,11 @@ def test_changing_tags_changes_nothing_else_and_survives_a_kill_and_a_rebuild(se
     again = client_of(served)
     assert tags_of(again) == {"only": "é /+=._:@-"}
     assert served.stop() == 0
-    rebuilt = served("fsck", "--rebuild", "--data", served.data)
-    assert rebuilt.code == 0, rebuilt
+    if DEVICES:
+        shutil.rmtree(served.folders[0] / "names" / "index")  # a start makes it anew
+    else:
+        rebuilt = served("fsck", "--rebuild", "--data", served.data)
+        assert rebuilt.code == 0, rebuilt
     served.start()
     again = client_of(served)
     assert tags_of(again) == {"only": "é /+=._:@-"}

@@ -55,7 +55,7 @@ def address(request: pytest.FixtureRequest, engine: Served, monkeypatch: pytest.
     monkeypatch.setenv("LAKE_TIMEOUT", f"{TIMEOUT_S:g}")
     if request.param == "unix":
         return engine.server
-    monkeypatch.setenv("LAKE_TOKEN", (engine.data / "native.token").read_text().strip())
+    monkeypatch.setenv("LAKE_TOKEN", engine.token())
     [line] = [line for line in engine.printed if "tcp://" in line]
     return "tcp://" + line.split("tcp://")[1].split()[0]
 

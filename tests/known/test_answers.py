@@ -162,7 +162,7 @@ def test_a_tcp_client_and_one_that_wants_no_repeats_ask_each_time(tmp_path: Path
     served = Served(tmp_path, "--native", "127.0.0.1:0")
     try:
         where = next(line.split()[-1] for line in served.printed if "tcp://" in line)
-        token = (served.data / "native.token").read_text().strip()
+        token = served.token()
         for lake in (connect(where, token=token), connect(served.server, repeats=False)):
             with lake:
                 lake.put(ONE, b"1", create_bucket=True)

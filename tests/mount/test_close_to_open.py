@@ -97,6 +97,28 @@ def a_listing_finds_what_was_closed_elsewhere(here: Path, there: Path) -> None:
         assert set(os.listdir(here)) == names | {f"named first {number}", f"named then {number}"}
 
 
+def a_first_close_moves_the_folder_s_change_time_alone(here: Path, there: Path) -> None:
+    for number in range(ROUNDS):
+        descriptor = os.open(here / f"named first {number}", os.O_CREAT | os.O_WRONLY)
+        (here / f"named then {number}").mkdir()
+        before = here.stat()
+        eventually(lambda before=before: folder_times(there) == times_of(before), "the other mount is late")  # type: ignore[misc]
+        os.close(descriptor)  # the other mount sees another name, so its folder has changed
+        eventually(lambda before=before: there.stat().st_ctime_ns > before.st_ctime_ns, "its folder stays")  # type: ignore[misc]
+        after = folder_times(there)
+        assert 0 <= after[1] - before.st_ctime_ns < 1000
+        assert after[0] == before.st_mtime_ns
+        assert folder_times(here) in (after, times_of(before))  # at the next change at the latest it is the same
+
+
+def folder_times(folder: Path) -> tuple[int, int]:
+    return times_of(folder.stat())
+
+
+def times_of(found: os.stat_result) -> tuple[int, int]:
+    return found.st_mtime_ns, found.st_ctime_ns
+
+
 MAKES: Final[dict[str, Callable[[Path], object]]] = {
     "mkdir": os.mkdir,
     "O_EXCL": lambda path: os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)),
@@ -361,6 +383,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     an_open_for_writing_finds_what_was_closed_elsewhere,
     an_open_finds_what_was_closed_elsewhere,
     a_listing_finds_what_was_closed_elsewhere,
+    a_first_close_moves_the_folder_s_change_time_alone,
     what_was_made_elsewhere_exists,
     what_is_gone_elsewhere_is_made_anew,
     a_symlink_leads_where_it_was_put_elsewhere,

@@ -32,7 +32,8 @@ class Keeper:
     """Starts engines from a process of its own: a fork of this one would close, and so flush, the mount's files."""
 
     def __init__(self, served: Served) -> None:
-        command = f"exec {' '.join(LAKE)} serve --data {served.data} --socket {served.socket} --admin off --s3 off"
+        serve = " ".join(["serve", *served.data_options, "--socket", str(served.socket), "--admin off --s3 off"])
+        command = f"exec {' '.join(LAKE)} {serve}"
         self._served = served
         self._shell = subprocess.Popen(
             ["bash", "-c", f"while read -r _; do ({command}) & echo $!; wait -n; done"],

@@ -22,6 +22,7 @@ from lakefs.plugins.fsspec.file_system import LakeFileSystem
 from tests.e2e.served import serving
 from tests.e2e.test_damage import flip, place_of, tcp_of
 from tests.odd_names import put_odd
+from tests.served_devices import HEALS
 
 SIZES = {"none": 0, "one": 1, "inline": 5000, "granule": GRANULE_BYTES, "vector": 300 * KIB, "large": 9 * MIB + 5}
 CONTENTS = {f"ranges/{name}": random.Random(name).randbytes(size) for name, size in SIZES.items()}
@@ -31,7 +32,7 @@ CONTENTS = {f"ranges/{name}": random.Random(name).randbytes(size) for name, size
 def both() -> Iterator[dict[str, LakeFileSystem]]:
     """File systems of one engine, over its socket and over TCP, with `CONTENTS` stored."""
     with TemporaryDirectory(prefix="lake-") as folder, serving(Path(folder), "--native", "127.0.0.1:0") as engine:
-        token = (engine.data / "native.token").read_text().strip()
+        token = engine.token()
         local = LakeFileSystem(server=engine.server)
         local.mkdir("ranges")
         for path, content in CONTENTS.items():
@@ -93,6 +94,7 @@ def test_a_range_that_fails_takes_only_its_own_place(fs: LakeFileSystem, bucket:
         fs.cat_ranges("path", 1, 4)  # type: ignore[arg-type]
 
 
+@pytest.mark.one_engine(HEALS)
 def test_damaged_bytes_are_never_returned_and_fail_only_what_touches_them() -> None:
     content = random.Random(9).randbytes(300 * KIB)
     with TemporaryDirectory(prefix="lake-") as folder, serving(Path(folder)) as engine:

@@ -55,7 +55,7 @@ def test_a_pickle_has_the_address_and_no_secret(fs: LakeFileSystem) -> None:
 
 def test_the_token_is_needed_over_tcp_and_is_not_in_the_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path, "--native", "127.0.0.1:0") as engine:
-        address, token = tcp_of(engine), (engine.data / "native.token").read_text().strip()
+        address, token = tcp_of(engine), engine.token()
         with pytest.raises(PermissionError):
             LakeFileSystem(server=address, token="wrong")
         fs = LakeFileSystem(server=address, token=token)
