@@ -77,7 +77,7 @@ class ShardRequests:
             shards.touched.opened(request.generation)
         known = await shards.set_epoch(request.epoch, request.table)
         durable = self._metadata.durable_sequence
-        return Reply(m.EpochKnown(known.epoch, known.table, opening.boot, opening.before, opening.recovered, durable))
+        return Reply(m.EpochKnown(known.epoch, known.table, opening.boot, opening.recovered, durable))
 
     # --- shards ------------------------------------------------------------------------------------
 
