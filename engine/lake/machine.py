@@ -123,16 +123,16 @@ def write_machine(folder: Path, record: MachineRecord, token: str = "") -> None:
     """
     if read_machine(folder) != record:
         replace_small_file(LocalDisk(folder), MACHINE_FILE, msgspec.json.encode(record) + b"\n")
-        _give_to_owner(folder, MACHINE_FILE)
+        give_to_owner(folder, MACHINE_FILE)
     if token and token_in([folder]) != token:
         keep_token(LocalDisk(folder), CLUSTER_TOKEN_FILE, token)
-        _give_to_owner(folder, CLUSTER_TOKEN_FILE)
+        give_to_owner(folder, CLUSTER_TOKEN_FILE)
 
 
 def write_replaced(folder: Path, member: str) -> None:
     """Let a folder say which member its own was added in place of; durable on return.  Blocks.  DiskFailed."""
     replace_small_file(LocalDisk(folder), REPLACES_FILE, f"{member}\n".encode())
-    _give_to_owner(folder, REPLACES_FILE)
+    give_to_owner(folder, REPLACES_FILE)
 
 
 def replaced_in(folder: Path) -> str:
@@ -187,7 +187,7 @@ def _readable_token(folder: Path) -> str:
         return ""
 
 
-def _give_to_owner(folder: Path, name: str) -> None:
+def give_to_owner(folder: Path, name: str) -> None:
     """Let a file that root has made belong to the user of the service, who owns the folder."""
     owner = folder.stat()
     if os.geteuid() == 0 and owner.st_uid != 0:

@@ -40,6 +40,7 @@ from engine.host.clock import SystemClock
 from engine.lake.children import open_children
 from engine.lake.lake_members import about_machine, members_to_start, registering, wait_for_members
 from engine.lake.machine import keep_machine, made
+from engine.lake.machine_lock import machine_locked
 from engine.lake.member_processes import MemberProcesses
 from engine.lake.plan import LakePlan, TierPlan, refuse_other_protection
 from engine.lake_gc.joined_generation import JoinedGeneration
@@ -103,9 +104,10 @@ def open_lake(plan: LakePlan, about: AboutMachine | None = None) -> AbstractAsyn
     """Open a lake on this machine, and make it if it is new; everything ends with the block.
 
     `about`: returns what status says of the machine, where another process has its members.
-    Errors of `open_local_names`; ConfigError for another protection than the recorded one; StoreUnusable when a new
-    lake's member cannot be started, or no member of the table was ever added.  Waits for names of another machine until
-    they can be reached: PermissionDenied, and PreconditionFailed for names of another lake.
+    Errors of `open_local_names`, on a machine that has joined of `machine_locked`; ConfigError for another protection
+    than the recorded one; StoreUnusable when a new lake's member cannot be started, or no member of the table was ever
+    added.  Waits for names of another machine until they can be reached: PermissionDenied, and PreconditionFailed for
+    names of another lake.
     """
     return _open_beside_names(plan, about) if plan.names_at else _open_with_names(plan)
 
@@ -213,6 +215,7 @@ def _connecting(service: NamesService) -> ConnectNames:
 async def _open_beside_names(plan: LakePlan, about: AboutMachine | None) -> AsyncIterator[LakeParts]:
     address = plan.names_at
     async with AsyncExitStack() as stack:
+        stack.enter_context(machine_locked(plan.folders))
         offload = await stack.enter_async_context(ThreadOffload(ENGINE_THREADS, "lake"))
         coordinator = await stack.enter_async_context(
             open_remote_coordinator(address, token=plan.token, lake=plan.lake_id)

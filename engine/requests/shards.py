@@ -78,7 +78,7 @@ class ShardRequests:
         known = await shards.set_epoch(request.epoch, request.table)
         durable = self._metadata.durable_sequence
         table = b"" if request.without_table else known.table
-        return Reply(m.EpochKnown(known.epoch, table, opening.boot, opening.before, opening.recovered, durable))
+        return Reply(m.EpochKnown(known.epoch, table, opening.boot, opening.recovered, durable))
 
     # --- shards ------------------------------------------------------------------------------------
 

@@ -219,7 +219,7 @@ class _Opening:
         begin, is_new = features.begin_to_keep_shards, self.life.opened.created
         offload = self.life.offload
         shards = Shards(metadata, segments, offload, quarantine, chunks.ingest, begin_to_use=begin, is_new=is_new)
-        opening = Opening(superblock.boot_id, superblock.boot_before, recovered)
+        opening = Opening(superblock.boot_id, recovered)
         return Member(shards, ShardCollector(metadata, shards, batch=self.sizes.gc_batch), opening)
 
 

@@ -46,10 +46,9 @@ from lakefs.wire.messages import FEATURE_FABRIC, SHARED_BY_ENGINES
 
 @dataclass(frozen=True)
 class Opening:
-    """One opening of a store: its boot id, the one before, empty for a new store, and the group it recovered up to."""
+    """One opening of a store: its boot id, and the journal group up to which it was recovered."""
 
     boot: bytes
-    before: bytes
     recovered: Sequence
 
 

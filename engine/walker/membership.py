@@ -85,7 +85,7 @@ class Membership:
         self._clock = clock
         self._settings = settings or MembershipSettings()
         self._retiring = retiring
-        self._openings = MemberOpenings(members, state, clock)
+        self._openings = MemberOpenings(members, state)
         self._silent_since: dict[MemberId, float] = {}
         self._noted: RingEpoch | None = None
         """The newest epoch for which this process noted what older tables have elsewhere."""
@@ -99,7 +99,6 @@ class Membership:
     def begin(self) -> None:
         """Begin to look: silence counts from now on, since this process has not seen what happened before."""
         self._silent_since.clear()
-        self._openings.begin()
 
     # --- silence -------------------------------------------------------------------------------------
 

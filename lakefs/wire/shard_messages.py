@@ -30,14 +30,13 @@ HOMES_BYTES_MAX: Final = 8192
 class EpochKnown(Message, frozen=True):
     """The member's ring epoch, durable, and its table; an empty table if the member started again since it got one.
 
-    `opening` names this opening of its store, `opened_behind` the one before, as the store says; empty: there was none,
-    or the member does not say.  The store was `recovered` up to that journal group, and is `durable` up to this one.
+    `opening` names this opening of its store; empty: the member does not say.  The store was `recovered` up to that
+    journal group, and is `durable` up to this one.
     """
 
     epoch: int
     table: bytes
     opening: bytes = b""
-    opened_behind: bytes = b""
     recovered: int = 0
     durable: int = 0
 

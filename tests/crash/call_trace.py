@@ -138,7 +138,7 @@ class Order:
             *self._new_segments(),
             *self._groups(),
             *self._answers(),
-            *self.data_options,
+            *self._folders(),
             *self._unlinks(),
         ]
 

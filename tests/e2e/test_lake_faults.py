@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from engine.lake_upkeep.lake_upkeep import LOOK_INTERVAL_S
+from lakefs.limits import MIB
 from tests.e2e.served import Finished, lake
-from tests.e2e.test_lake_on_devices import OBJECTS, ServedLake, content, eventually, processes, refused, served
+from tests.e2e.small_disk import tmpfs
+from tests.e2e.test_lake_on_devices import (
+    DEVICE_BYTES,
+    OBJECTS,
+    ServedLake,
+    content,
+    eventually,
+    processes,
+    refused,
+    served,
+)
 
 pytestmark = [pytest.mark.slow]
 MAKE: Final = ("--protect", "2+1", "--accept-loss")
@@ -196,12 +212,14 @@ def put_back(folder: Path, earlier: Path) -> None:
 def test_a_device_that_was_rolled_back_while_the_lake_was_down_is_found_out_and_healed(
     tmp_path: Path, made: list[Path]
 ) -> None:
-    later = {f"later {number}": content(number, 1_000_000) for number in range(3)}
+    later: dict[str, bytes] = {}
     shutil.copytree(made[3], tmp_path / "earlier")
     with served(tmp_path, made) as lake_:
-        for key, payload in later.items():
-            lake_.put(key, payload)
-        eventually(lambda: is_healed(lake_), "it was not walked")
+        looked_at = time.monotonic() + LOOK_INTERVAL_S + 1
+        while time.monotonic() < looked_at:
+            key = f"later {len(later)}"
+            later[key] = content(len(later), 1_000_000)
+            lake_.put(key, later[key])
     put_back(made[3], tmp_path / "earlier")
     with served(tmp_path, made) as lake_:
         told = "came back as it was earlier, and is being compared with the others"
@@ -211,3 +229,51 @@ def test_a_device_that_was_rolled_back_while_the_lake_was_down_is_found_out_and_
         eventually(lambda: is_healed(lake_) and told not in lake_.good("status").text, "it was not healed")
         report = json.loads(lake_.good("fsck", "--json").out)
         assert (report["damage"], report["notes"]) == (0, 0), report
+
+
+# --- a smaller device --------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_a_device_without_room_for_what_is_made_anew_is_refused_and_a_smaller_one_is_named(tmp_path: Path) -> None:
+    with ExitStack() as mounted:
+        places = [tmp_path / f"device{number}" for number in range(3)]
+        for place in places:
+            place.mkdir()
+        devices = [mounted.enter_context(tmpfs(place, DEVICE_BYTES)) / "lake" for place in places]
+        with served(tmp_path, devices, "--protect", "2+1") as lake_:
+            lake_.put("long", content(1, 60 * MIB))
+            for device in devices[:2]:
+                _leave(device.parent, 8 * MIB)
+            lost, where = devices[2], devices[2].parent
+            [member] = [each["member"] for each in status_of(lake_)["folders"] if each["folder"] == str(lost)]
+            subprocess.run(["umount", "-l", str(where)], check=True)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12M", "none", str(where)], check=True)
+            for pid in lake_.members(3):
+                os.kill(pid, signal.SIGKILL)
+            eventually(lambda: not _is_up(lake_, member), "a member serves without its device")
+            done = lake_("cluster", "replace", member, lost)
+            assert "12.0 MiB free and the other members" in done.err
+            assert "too little; give a larger device" in done.err
+            assert done.code not in (0, 70)
+            assert not lost.exists() or not list(lost.iterdir())
+            assert member in [each["id"] for each in status_of(lake_)["members"]]
+            subprocess.run(["mount", "-o", "remount,size=128M", str(where)], check=True)
+            assert "384.0 MiB less than the one that it replaces" in lake_.good("cluster", "replace", member, lost).err
+            eventually(lambda: _is_replaced(lake_, member), "the smaller device is not used")
+            assert lake_.get("long") == content(1, 60 * MIB)
+
+
+def _leave(place: Path, left_bytes: int) -> None:
+    """Let other files take the room of a file system, up to so much."""
+    with (place / "other").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(place).free - left_bytes)
+
+
+def _is_up(lake_: ServedLake, member: str) -> bool:
+    return any(each["up"] for each in status_of(lake_)["members"] if each["id"] == member)
+
+
+def _is_replaced(lake_: ServedLake, member: str) -> bool:
+    members = status_of(lake_)["members"]
+    return member not in [each["id"] for each in members] and all(each["up"] and each["places"] for each in members)
