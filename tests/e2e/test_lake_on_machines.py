@@ -176,7 +176,7 @@ def test_who_may_not_join_is_refused_by_a_sentence(machines: list[Machine], tmp_
     assert not any((device / "machine.json").exists() for device in stranger.devices)
     assert second.joining(first).code == 0, "joining may be repeated"
     for socket in (second.socket, tmp_path / "other"):
-        again = lake("serve", *second._folders(), "--socket", socket, "--s3", "off", "--admin", "off")
+        again = lake("serve", *second.data_options, "--socket", socket, "--s3", "off", "--admin", "off")
         assert again.code in (71, 75), again
     assert again.code == 75
     assert "is open in another process, which serves it" in again.err
