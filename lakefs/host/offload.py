@@ -5,8 +5,6 @@ Rules kept here:
   until it ends.  Cancellation is delivered before the call begins, or at the caller's next checkpoint.
 - Each waiting task has one call in the queue, so the queue is bounded by the tasks, which the server bounds.
 - Results are handed over in batches: one wake-up of the loop for all calls that ended since the last.
-- A call wakes one thread: the one that became idle last, whose memory is most likely in a cache.  `queue.SimpleQueue`
-  would wake a second one in vain.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
 import outcome
@@ -50,10 +48,7 @@ class ThreadOffload:
 
     def __init__(self, threads: int, name: str) -> None:
         assert threads > 0
-        self._jobs: deque[_Job | None] = deque()
-        """Calls that no thread has begun; None ends a thread."""
-        self._idle: list[threading.Lock] = []
-        """A lock for each thread that sleeps; the thread wakes when its lock is released, by whoever removed it."""
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._finished: deque[_Job] = deque()
         self._drain_is_due = False
         self._token: trio.lowlevel.TrioToken | None = None
@@ -73,7 +68,7 @@ class ThreadOffload:
         """Wait for the calls already queued, then end the threads.  Blocks; a second call does nothing."""
         self._closed = True
         for _ in self._threads:
-            self._put(None)
+            self._queue.put(None)
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
@@ -90,40 +85,14 @@ class ThreadOffload:
         assert self._token is not None, "not started"
         assert not self._closed, "used after close"
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._put(_Job(call, args, trio.lowlevel.current_task()))
+        self._queue.put(_Job(call, args, trio.lowlevel.current_task()))
         return cast(T, await trio.lowlevel.wait_task_rescheduled(_not_interruptible))
-
-    # Each step on `_jobs` and `_idle` is one call of a C method, so the interpreter's lock makes it whole.  A call is
-    # appended before an idle thread is looked for, and a thread is listed as idle before it looks for a call again: one
-    # of both sees the other.
-
-    def _put(self, job: _Job | None) -> None:
-        """Have a thread do a call."""
-        self._jobs.append(job)
-        if self._idle:
-            with suppress(IndexError):  # it found a call meanwhile
-                self._idle.pop().release()
-
-    def _next(self, asleep: threading.Lock) -> _Job | None:
-        """Return the next call, or None to end; waits for it.  `asleep`: the thread's lock, which it holds."""
-        while True:
-            if self._jobs:
-                with suppress(IndexError):  # another thread took it
-                    return self._jobs.popleft()
-            self._idle.append(asleep)
-            if self._jobs:
-                with suppress(ValueError):  # it was removed, so it is released
-                    self._idle.remove(asleep)
-                    continue
-            asleep.acquire()
 
     def _work(self) -> None:
         """Run calls until `close`; the body of each thread."""
         token = self._token
         assert token is not None
-        asleep = threading.Lock()
-        asleep.acquire()
-        while (job := self._next(asleep)) is not None:
+        while (job := self._queue.get()) is not None:
             job.result = outcome.capture(job.call, *job.args)
             self._finished.append(job)
             del job  # otherwise its memory would be kept until the next call

@@ -172,38 +172,3 @@ def test_closing_waits_for_calls_and_ends_the_threads() -> None:
         offload.close()
 
     trio.run(main)
-
-
-def test_a_call_wakes_one_thread_and_none_is_forgotten() -> None:
-    async def main() -> None:
-        async with ThreadOffload(3, "test") as offload:
-
-            async def wait_idle(count: int) -> None:
-                while len(offload._idle) != count:  # noqa: ASYNC110 - threads say nothing when they go to sleep
-                    await trio.sleep(0.001)
-
-            done: list[int] = []
-            began, may_end = threading.Event(), threading.Event()
-
-            def hold() -> None:
-                began.set()
-                may_end.wait()
-
-            async def call(number: int) -> None:
-                for each in range(20):
-                    await offload.run(done.append, number * 20 + each)
-
-            with trio.fail_after(60):
-                await wait_idle(3)
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(offload.run, hold)
-                    await trio.to_thread.run_sync(began.wait)
-                    assert len(offload._idle) == 2
-                    may_end.set()
-                async with trio.open_nursery() as nursery:
-                    for number in range(100):
-                        nursery.start_soon(call, number)
-                await wait_idle(3)
-            assert sorted(done) == list(range(2000))
-
-    trio.run(main)
