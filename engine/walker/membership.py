@@ -12,6 +12,7 @@ Rules kept here:
 - An epoch changes at most m homes of a row, or those that are out.  What is left to be changed waits until older tables
   are retired; a change of states does not, up to `EPOCHS_MAX` tables.  A table of which a home is lost is followed by
   another in any case: no walk could settle its rows, so it and all older ones would stay.
+- Where more than m homes of a row are drained, or drained and lost, at once, some that are drained leave later.
 - An epoch is retired when every member that it names has said the newest one, or is out or removed, and since then no
   partition is dirty whose row it changed, but for those of which all shards are at home: what is left of stripes that
   nobody can make whole (a cancelled put, a lost disk) is freed by gc once no older table is left.  This process notes
@@ -25,7 +26,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -193,11 +194,8 @@ class Membership:
             return None
         if self._settled == (newest.ring_epoch, wanted) or self._is_replacement_awaited(newest, wanted):
             return None
-        placing = sum(member.state is Standing.IN for member in newest.members)
-        try:
-            table = next_table(newest, wanted, accept_loss=placing < newest.protection.members_min)
-        except InvalidArgument as error:
-            _log.error("the next table cannot be made", reason=error.message)
+        table = _table_behind(newest, wanted)
+        if table is None:
             return None
         if (table.members, table.rows) == (newest.members, newest.rows):
             self._settled = newest.ring_epoch, wanted
@@ -350,6 +348,27 @@ def members_of_records(records: Iterable[MemberRecord]) -> tuple[Member, ...]:
     devices = shared_devices(present)
     members = [_member(record, devices.get(record.member, "")) for record in present]
     return tuple(sorted(members, key=lambda member: member.id))
+
+
+def _table_behind(newest: Table, wanted: Sequence[Member]) -> Table | None:
+    """Return the next table; None if there is none.  Where too many homes of a row would leave, some drain later."""
+    placing = sum(member.state is Standing.IN for member in newest.members)
+    placed = {member.id for member in newest.members if member.state is Standing.IN}
+    draining = [member.id for member in wanted if member.state is Standing.DRAINING and member.id in placed]
+    reason = ""
+    for count in range(len(draining) + 1):
+        later = set(draining[:count])
+        members = [replace(member, state=Standing.IN) if member.id in later else member for member in wanted]
+        try:
+            table = next_table(newest, members, accept_loss=placing < newest.protection.members_min)
+        except InvalidArgument as error:
+            reason = reason or error.message
+            continue
+        if later:
+            _log.info("members that are drained wait for others", count=len(later), reason=reason)
+        return table
+    _log.error("the next table cannot be made", reason=reason)
+    return None
 
 
 def _has_lost_homes(table: Table, wanted: Sequence[Member]) -> bool:

@@ -59,6 +59,8 @@ class Forgetting:
         place.crash(power=True)
         lake.lying.discard(place)
         lake.health.forgotten += 1
+        assert place.id is not None
+        lake.forgetful.add(place.id)
         await trio.sleep(SEEN_S)
         place.is_wanted = True
         with trio.move_on_after(OPENS_S):

@@ -33,6 +33,8 @@ class SimLake:
     met: Counter[str] = field(default_factory=Counter)
     lost: set[MemberId] = field(default_factory=set)
     """Members whose devices are lost for ever, and that the lake still has."""
+    forgetful: set[MemberId] = field(default_factory=set)
+    """Members that forgot: values of keys lie once, so some of theirs may be damaged."""
     lying: set[MemberPlace] = field(default_factory=set)
     """Members whose disks lie about syncs: until the power fails nothing else happens to them."""
 

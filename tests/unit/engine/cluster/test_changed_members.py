@@ -73,3 +73,21 @@ def test_a_home_that_is_lost_gets_another_table_also_when_many_are_left() -> Non
         await made.check()
 
     running(scenario, count=8)
+
+
+def test_more_than_m_members_that_are_drained_at_once_leave_one_behind_the_other() -> None:
+    async def scenario(one: Running) -> None:
+        made = one.made
+        await made.write(*SIZES)
+        drained = [member_id(number) for number in (0, 3, 5)]
+        assert max(sum(made.tables[0].members[at].id in drained for at in row[:6]) for row in made.tables[0].rows) > 2
+        for member in drained:
+            await one.membership.drain(member)
+        for _ in range(8):
+            await one.turn()
+        for member in drained:
+            assert await listed(made.clients[member]) == {}
+        assert one.walks.is_healed
+        await made.check()
+
+    running(scenario, count=9)
