@@ -304,7 +304,7 @@ def _long_get(name: str, title: str, *, cold: bool) -> Sampled:
 
 SCENARIOS: Final[tuple[Scenario, ...]] = (
     _against_one("put-64m", "put of 64 MiB", _putting_long, at_most(2.5, "x"), 30, stores=True),
-    _against_one("put-4k", "put of 4 KiB, 64 connections", _putting_short, at_most(3.5, "x"), 60, stores=True),
+    _against_one("put-4k", "put of 4 KiB, 64 connections", _putting_short, at_most(3.5, "x"), 40, stores=True),
     _long_get("get-64m", "get of 64 MiB, hot", cold=False),
     _long_get("get-64m-cold", "get of 64 MiB, cold", cold=True),
     _against_one("get-4k", "get of 4 KiB by name, one at a time", _getting_short, at_most(1.5, "x"), 30),
