@@ -346,8 +346,8 @@ async def _at_rest(inodes: Sequence[Inode | None], *, stored: Inode | None = Non
     async with AsyncExitStack() as stack:
         open_ones = [inode for inode in inodes if inode is not None and inode.file is not None]
         for inode in sorted(open_ones, key=lambda inode: inode.number):
-            assert inode.file is not None
-            await stack.enter_async_context(inode.file.at_rest(stored=inode is stored))
+            if inode.file is not None:  # nobody has closed it while another one came to rest
+                await stack.enter_async_context(inode.file.at_rest(stored=inode is stored))
         with busy(inodes):
             yield
 

@@ -246,7 +246,8 @@ class Watcher:
                 try:
                     if self._mount.may_have_lost(inode):
                         await self._see(inode)
-                    await inode.file.renew_lease()
+                    if inode.file is not None:  # nobody has closed it meanwhile
+                        await inode.file.renew_lease()
                 except LakeError as error:
                     _log.warning("an open file is not held any more", name=inode.name, error=error.message)
 

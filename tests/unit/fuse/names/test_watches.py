@@ -165,3 +165,27 @@ def test_attributes_that_change_while_the_kernel_asks_for_them_are_asked_again_a
         assert (timeouts, forgotten) == ([0, 60], [inode.number])
 
     told(monkeypatch, test)
+
+
+def test_a_file_that_is_closed_while_it_is_looked_for_at_a_new_engine_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(told: Told) -> None:
+        renewed: list[str] = []
+
+        class Leased(OpenedFile):
+            async def renew_lease(self) -> None:
+                renewed.append("renewed")
+
+        closed, other = told.found("a", 11), told.found("b", 12)
+        closed.file, other.file = Leased(), Leased()
+        monkeypatch.setattr(told.mount, "may_have_lost", lambda inode: inode is closed)
+        told.watcher._engine = cast(Any, SimpleNamespace(epoch=2))
+
+        async def close() -> None:
+            closed.file = None
+
+        await held(told.mount, told.watcher._renew_leases, close)
+        assert renewed == ["renewed"], "the one that is open still"
+
+    told(monkeypatch, test)
