@@ -5,7 +5,8 @@ Objects of 100 bytes with content of their own are stored: each is a chunk, and 
     gc        puts of 4 KiB, one after the other, alone and beside cycles of gc, in turn; every other object was removed
               before the first cycle.  Printed: 99th percentiles and their ratio, and the share of the removed objects'
               shards that the first two cycles freed
-    compare   a member is stopped, and serves again with all that it had: every partition is compared with its list.
+    compare   a member is silent for a while, and serves again with all that it had: every partition is compared with
+              its list.
               Printed: time and CPU until nothing is left to compare, and how many shards it has
 
 All processes and folders share this machine's cores and disk.
@@ -127,16 +128,20 @@ def _compare(machine: LakeMachine) -> None:
         return int(machine.status()["walker"]["since_start"]["partitions"])
 
     device, seen = machine.devices[2], walked()
-    for pid in machine.pids_of(device):
-        os.kill(pid, signal.SIGKILL)  # its parent starts another one
+    pids = machine.pids_of(device)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    _wait(lambda: not all(each["up"] for each in machine.status()["members"]))
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
     began, before = time.monotonic(), {pid: cpu_s([pid]) for pid in process_tree(machine.pid)}
     _wait(lambda: walked() > seen)
     since_s = time.monotonic()
     _wait(lambda: not machine.status()["walker"]["dirty_partitions"])
     took_s = time.monotonic() - since_s
     spent_s = sum(cpu_s([pid]) - before.get(pid, 0.0) for pid in process_tree(machine.pid))
-    print(f"compare: {walked() - seen} partitions from {since_s - began:.1f} s after the kill on, ", end="")
-    print(f"in {took_s:.1f} s, {spent_s:.1f} s of CPU with the member's start", flush=True)
+    print(f"compare: {walked() - seen} partitions from {since_s - began:.1f} s after its return on, ", end="")
+    print(f"in {took_s:.1f} s, {spent_s:.1f} s of CPU", flush=True)
 
 
 def _wait(happens: Callable[[], bool]) -> None:
