@@ -12,7 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -28,9 +28,9 @@ from engine.keyed.values import key_problem
 from engine.members.ports import Got, Wanted
 from engine.requests.answers import failure_of
 from engine.requests.handlers import handles
-from engine.requests.keyed_batch import check_keys
+from engine.requests.keyed_batch import check_keys, divided, failures_of
 from engine.requests.keyed_presence import check_presence
-from lakefs.errors import ClusterDegraded, EngineBusy, LakeError, OperationalError, RequestTooLarge, StoreFull
+from lakefs.errors import ClusterDegraded, EngineBusy, OperationalError, RequestTooLarge, StoreFull
 from lakefs.ids import ChunkId, MemberId
 from lakefs.limits import BODY_BYTES_MAX, KEYED_PARTS_ANSWERED_MAX, MEMBER_ANSWER_S
 from lakefs.ports import Offload
@@ -204,7 +204,7 @@ class HeadKeyed:
         if request.presence:
             check_presence(request)
             counts = await self._matches.present(client, request, good)
-            return Reply(m.KeyedMatched(counts, [], [], failures=_failures(problems, len(counts))))
+            return Reply(m.KeyedMatched(counts, [], [], failures=failures_of(problems, len(counts))))
         found = Found(failures={index: failure_of(problem) for index, problem in problems.items()})
         if not request.lease:
             await self._matches.match(client, request.space, request.keys, good, found)
@@ -253,18 +253,6 @@ class HeadKeyed:
         return Reply(
             m.KeyedOutcomes(outcomes, [failures.get(index) for index in range(len(outcomes))] if failures else [])
         )
-
-
-def _failures(problems: Mapping[int, LakeError], count: int) -> list[m.Failure | None]:
-    if not problems:
-        return []
-    return [failure_of(problems[index]) if index in problems else None for index in range(count)]
-
-
-def divided(keys: Sequence[bytes]) -> tuple[dict[int, LakeError], list[int]]:
-    """Return the errors of keys that no value has, by index, and the indexes of the others."""
-    problems = {index: problem for index, key in enumerate(keys) if (problem := key_problem(key)) is not None}
-    return problems, [index for index in range(len(keys)) if index not in problems]
 
 
 def matched(

@@ -24,14 +24,14 @@ from msgspec.structs import replace
 from engine.chunks.manifests import checked_chunks
 from engine.head.head_chunks import KnownLengths
 from engine.head.head_clients import HeadClient
-from engine.head.head_keyed import Found, KeyMatches, divided
+from engine.head.head_keyed import Found, KeyMatches
 from engine.head.head_tier import HeadTier, InSlab
 from engine.members.ports import Got, Wanted
 from engine.memory.lent_memory import LentMemory, copy_into, put_into
 from engine.memory.while_lent import WhileLent
 from engine.requests.answers import failure_of
 from engine.requests.handlers import handles
-from engine.requests.keyed_batch import check_keys
+from engine.requests.keyed_batch import check_keys, divided
 from engine.requests.keyed_load import WantedValues, check_lists
 from engine.requests.load_ranges import AT_ONCE_BYTES, are_plain
 from engine.sessions.lendings import Lendings

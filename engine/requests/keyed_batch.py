@@ -7,7 +7,7 @@ else with the same failure.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -32,6 +32,19 @@ def check_keys(keys: Sequence[bytes]) -> None:
     """Raise RequestTooLarge for more keys than a request may have."""
     if len(keys) > BATCH_MAX:
         raise RequestTooLarge(f"{len(keys)} keys in one request; the limit is {BATCH_MAX}")
+
+
+def divided(keys: Sequence[bytes]) -> tuple[dict[int, LakeError], list[int]]:
+    """Return the errors of keys that no value has, by index, and the indexes of the others."""
+    problems = {index: problem for index, key in enumerate(keys) if (problem := key_problem(key)) is not None}
+    return problems, [index for index in range(len(keys)) if index not in problems]
+
+
+def failures_of(problems: Mapping[int, LakeError], count: int) -> list[m.Failure | None]:
+    """Return the failures of so many keys, as answers have them: none at all if no key failed."""
+    if not problems:
+        return []
+    return [failure_of(problems[index]) if index in problems else None for index in range(count)]
 
 
 class KeyedBatch:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from itertools import compress
 
 from engine.keyed.spaces import find_space
-from engine.keyed.values import key_problem
-from engine.requests.answers import Decisions, failure_of
+from engine.requests.answers import Decisions
+from engine.requests.keyed_batch import divided, failures_of
 from engine.store.keyed_store import KeyedStore
 from engine.tables.views import View
 from lakefs.errors import InvalidArgument
@@ -35,27 +35,18 @@ class KeyedPresence:
         `corrects`: set entries of the index right.
         """
         check_presence(request)
-        failures: dict[int, m.Failure] = {}
-        for index, key in enumerate(request.keys):
-            problem = key_problem(key)
-            if problem is not None:
-                failures[index] = failure_of(problem)
-        good = [index for index in range(len(request.keys)) if index not in failures] if failures else None
-        keys = request.keys if good is None else [request.keys[index] for index in good]
-        sizes = request.sizes if good is None or not request.sizes else [request.sizes[index] for index in good]
+        problems, good = divided(request.keys)
+        keys = [request.keys[index] for index in good]
+        sizes = [request.sizes[index] for index in good] if request.sizes else []
         present = await self._present(request.space, keys, sizes, corrects=corrects)
+        counts = [0] * len(request.keys)
+        for index, flag in zip(good, present, strict=True):
+            counts[index] = int(flag)
         found = list(compress(keys, present))
         self._keyed.counts.matched += len(found)
-        self._keyed.counts.missed += len(request.keys) - len(found)
+        self._keyed.counts.missed += len(counts) - len(found)
         self._keyed.note_used(request.space, found)
-        counts = list(map(int, present))
-        if good is None:
-            return m.KeyedMatched(counts, [], [])
-        by_index = dict(zip(good, counts, strict=True))
-        every = range(len(request.keys))
-        return m.KeyedMatched(
-            [by_index.get(index, 0) for index in every], [], [], failures=[failures.get(index) for index in every]
-        )
+        return m.KeyedMatched(counts, [], [], failures=failures_of(problems, len(counts)))
 
     async def _present(self, space: int, keys: list[bytes], sizes: Sequence[int], *, corrects: bool) -> list[bool]:
         known = self._known(space, keys, sizes)
