@@ -14,8 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -24,6 +23,7 @@ import lakefs
 from bench.harness.content import payload
 from bench.harness.cpu import process_tree
 from bench.harness.machines import LakeMachine
+from bench.harness.measure import wait_until
 from bench.harness.process import ROOT, EngineProcess
 from bench.harness.turns import Call, Turns, lines, take_turns
 from lakefs.client.facade import driver_of
@@ -121,7 +121,7 @@ def away(folder: Path) -> Iterator[Turns]:
 
 def _homes_elsewhere(machine: LakeMachine, lake: lakefs.Lake) -> list[bytes]:
     """Return keys of which the client knows nothing without a request, because their home is on another machine."""
-    _wait(lambda: _is_settled(machine), "the other machine's devices did not become members")
+    wait_until(lambda: _is_settled(machine), WAIT_S, "the other machine's devices did not become members")
     space = lake.space("bench")
     keys = new_keys(4 * KEYS)
     for some in _batched(keys):
@@ -131,7 +131,7 @@ def _homes_elsewhere(machine: LakeMachine, lake: lakefs.Lake) -> list[bytes]:
         space.match(keys)
         return any(space.try_match([key]) == [True] for key in keys)
 
-    _wait(is_known, "the client does not learn the keys whose home is on its machine")
+    wait_until(is_known, WAIT_S, "the client does not learn the keys whose home is on its machine")
     elsewhere = [key for key in keys if space.try_match([key]) != [True]]
     assert KEYS <= len(elsewhere) < len(keys), f"{len(elsewhere)} of {len(keys)} have their homes elsewhere"
     space.remove(elsewhere)
@@ -141,14 +141,6 @@ def _homes_elsewhere(machine: LakeMachine, lake: lakefs.Lake) -> list[bytes]:
 def _is_settled(machine: LakeMachine) -> bool:
     status = machine.status()
     return status["ring_epochs"] == 1 and sum(bool(each["up"] and each["places"]) for each in status["members"]) == 4
-
-
-def _wait(happens: Callable[[], bool], otherwise: str) -> None:
-    until = time.monotonic() + WAIT_S
-    while not happens():
-        if time.monotonic() > until:
-            raise RuntimeError(otherwise)
-        time.sleep(0.2)
 
 
 def _batched(keys: Sequence[bytes]) -> Iterator[list[bytes]]:

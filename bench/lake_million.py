@@ -33,7 +33,7 @@ from bench.harness.content import payload
 from bench.harness.cpu import cpu_s, process_tree
 from bench.harness.machine import machine as machine_facts
 from bench.harness.machines import LakeMachine
-from bench.harness.measure import timed
+from bench.harness.measure import timed, wait_until
 from bench.harness.process import ROOT
 
 OUT: Final = ROOT / "bench" / "out"
@@ -145,11 +145,7 @@ def _compare(machine: LakeMachine) -> None:
 
 
 def _wait(happens: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not happens():
-        if time.monotonic() > end:
-            raise RuntimeError(f"not so after {WAIT_S:g} s")
-        time.sleep(0.2)
+    wait_until(happens, WAIT_S, f"not so after {WAIT_S:g} s")
 
 
 if __name__ == "__main__":

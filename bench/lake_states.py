@@ -26,6 +26,7 @@ from typing import Final
 import lakefs
 from bench.harness.cpu import cpu_s, process_tree
 from bench.harness.machines import LakeMachine
+from bench.harness.measure import wait_until
 from bench.harness.process import ROOT
 
 CLIENTS: Final = 4
@@ -192,11 +193,7 @@ def _through_all(machine: LakeMachine, states: States) -> None:
 
 
 def _wait(happens: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not happens():
-        if time.monotonic() > end:
-            raise RuntimeError("the lake did not become whole")
-        time.sleep(0.5)
+    wait_until(happens, WAIT_S, "the lake did not become whole")
 
 
 def _print(rows: list[Measured]) -> None:

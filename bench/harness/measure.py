@@ -148,6 +148,15 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
+def wait_until(happens: Callable[[], bool], limit_s: float, otherwise: str) -> None:
+    """Wait until something is so; RuntimeError with that text after so many seconds."""
+    end = time.monotonic() + limit_s
+    while not happens():
+        if time.monotonic() > end:
+            raise RuntimeError(otherwise)
+        time.sleep(0.2)
+
+
 def run_scenario(scenario: Scenario, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
     """Run a scenario; return its rows, and all measured values, JSON-able."""
     if isinstance(scenario, Paired):
