@@ -151,14 +151,19 @@ class Membership:
         held: set[Partition] = set()
         after = b""
         while True:
-            reply = await self._members.call(member, m.ListShards(after=after))
-            reply.body.release()
-            assert isinstance(reply.message, m.ShardsListed), reply.message
-            chunks = *reply.message.chunks, *reply.message.damaged_chunks
+            page = await self._listed(member, m.ListShards(after=after))
+            chunks = *page.chunks, *page.damaged_chunks
             held.update([table.partition_of(ChunkId(chunk)) for chunk in chunks])
-            after = reply.message.next_after
+            after = page.next_after
             if not after:
                 return held
+
+    async def _listed(self, member: MemberId, request: m.ListShards) -> m.ShardsListed:
+        """Return a page of a member's list.  Its LakeErrors."""
+        reply = await self._members.call(member, request)
+        reply.body.release()
+        assert isinstance(reply.message, m.ShardsListed), reply.message
+        return reply.message
 
     async def _put_out(self, records: Sequence[MemberRecord], now: float) -> None:
         """Put members out that are silent for too long, as long as no more than m are away."""
@@ -332,12 +337,10 @@ class Membership:
             raise PreconditionFailed("it has places in a table; drain it, and wait until that is done", subject=text)
         after = b""
         while True:  # pages may have damaged shards only: those are no reason to stay
-            reply = await self._members.call(member, m.ListShards(after=after, limit=_LOOKED_AT))
-            reply.body.release()
-            assert isinstance(reply.message, m.ShardsListed), reply.message
-            if reply.message.chunks:
+            page = await self._listed(member, m.ListShards(after=after, limit=_LOOKED_AT))
+            if page.chunks:
                 raise PreconditionFailed("it holds shards that are nowhere else; wait for the walker", subject=text)
-            after = reply.message.next_after
+            after = page.next_after
             if not after:
                 return
 
