@@ -5,14 +5,13 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 
 import lakefs
-from lakefs.client.blocking.driver import BlockingDriver
 from lakefs.client.facade import driver_of
 from lakefs.errors import ChunkNotFound, InvalidArgument, SourceChanged
 from lakefs.get.pools import Pool
@@ -21,21 +20,14 @@ from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import DRAM_PAYLOAD_BYTES_MIN
 from lakefs.wire.media import MEDIUM_DRAM
 from tests.e2e.served import WAIT_S, Served, serving
+from tests.e2e.without_requests import EngineAskedError, no_requests, without_requests
 from tests.served_devices import DEVICES, SEGMENTS
 
 
 def until_hot(lake: lakefs.Lake, chunk: bytes) -> None:
     """Read the chunk until that takes no request: the index has it, its segment's or slab's descriptor is here."""
-    until = time.monotonic() + WAIT_S
-    while True:
-        lake.chunks.get(chunk)
-        try:
-            with no_requests():
-                lake.chunks.get(chunk)
-        except AssertionError:
-            assert time.monotonic() < until, lake.status()["hot_index"]
-        else:
-            return
+    get = partial(lake.chunks.get, chunk)
+    without_requests(get, get)
 
 
 def until_lost(lake: lakefs.Lake) -> None:
@@ -43,10 +35,6 @@ def until_lost(lake: lakefs.Lake) -> None:
     until = time.monotonic() + WAIT_S
     while driver_of(lake).is_connected():
         assert time.monotonic() < until
-
-
-def no_requests() -> Any:
-    return mock.patch.object(BlockingDriver, "run", side_effect=AssertionError("the engine was asked"))
 
 
 @pytest.mark.one_engine("the tier of a head keeps what gc has freed, and content by its id is right for ever")
@@ -60,10 +48,13 @@ def test_a_chunk_is_read_without_a_request_and_is_not_there_when_it_was_freed(
         lake.put(f"hot/{check.name}", content, create_bucket=True)
         until_hot(lake, chunk)
         buffer = bytearray(65_536)
-        with no_requests():
+
+        def assert_read() -> None:
             assert lake.chunks.get_into(chunk, buffer) == 65_536
             assert buffer == content == lake.chunks.get(chunk)
             assert lake.chunks.get_many_into([chunk] * 20, [bytearray(65_536) for _ in range(20)]) == [65_536] * 20
+
+        without_requests(assert_read, partial(until_hot, lake, chunk))
         lake.remove(f"hot/{check.name}")
         while lake.gc()["freed_chunks"] == 0:
             pass
@@ -111,30 +102,28 @@ def test_chunks_are_read_after_the_engine_was_replaced(folder: Path) -> None:
         lake.put("hot/stays", content, create_bucket=True)
         until_hot(lake, chunk)
         served.stop()
-        with no_requests():
-            assert lake.chunks.get(chunk) == content  # their checksum proves the bytes
+        read = partial(lake.chunks.get, chunk)
+        assert without_requests(read, partial(bring_in, served)) == content  # their checksum proves the bytes
         served.start()
         lake.put("hot/another", b"x")
         assert driver_of(lake).shares.index.at_hand() is None
-        until_hot(lake, chunk)
-        with no_requests():
-            assert lake.chunks.get(chunk) == content
+        assert without_requests(read, read) == content
 
 
-def until_loaded_alone(served: Served, lake: lakefs.Lake, chunks: list[bytes], pool: Pool, offsets: list[int]) -> None:
-    """Load the chunks until that takes no request: index and page cache have them, the descriptors are here."""
-    until = time.monotonic() + WAIT_S
-    while True:
-        for path in served.segments():
-            path.read_bytes()
+def bring_in(served: Served) -> None:
+    """Have the kernel read all segments into its page cache."""
+    for path in served.segments():
+        path.read_bytes()
+
+
+def load_alone(served: Served, lake: lakefs.Lake, chunks: list[bytes], pool: Pool, offsets: list[int]) -> list[int]:
+    """Load the chunks without a request, as soon as index and page cache have them and the descriptors are here."""
+
+    def prepare() -> None:
+        bring_in(served)
         lake.load_many(chunks, pool, offsets)
-        try:
-            with no_requests():
-                lake.load_many(chunks, pool, offsets)
-        except AssertionError:
-            assert time.monotonic() < until, lake.status()["hot_index"]
-        else:
-            return
+
+    return without_requests(partial(lake.load_many, chunks, pool, offsets), prepare)
 
 
 @pytest.mark.parametrize("check", lakefs.Check)
@@ -158,13 +147,12 @@ def test_cached_chunks_are_loaded_into_a_pool_without_a_request_and_the_rest_by_
 
         assert_loaded()
         small, places = chunks[:22], offsets[:22]  # large chunks are not in the page cache: they were written past it
-        until_loaded_alone(served, lake, small, pool, places)
-        with no_requests():
-            pool.buffer[:] = bytes(32 << 20)
-            assert lake.load_many(small, pool, places) == sizes[:22]
-            for offset, content in zip(places, contents, strict=False):
-                assert pool.buffer[offset : offset + len(content)] == content
-            assert lake.load_many([chunks[0]] * 3, pool, [3, 1 << 20, 70_000]) == [65_536] * 3
+        load_alone(served, lake, small, pool, places)
+        pool.buffer[:] = bytes(32 << 20)
+        assert load_alone(served, lake, small, pool, places) == sizes[:22]
+        for offset, content in zip(places, contents, strict=False):
+            assert pool.buffer[offset : offset + len(content)] == content
+        assert load_alone(served, lake, [chunks[0]] * 3, pool, [3, 1 << 20, 70_000]) == [65_536] * 3
         assert_loaded()
         assert_loaded(sizes)
         with mock.patch.object(SegmentDescriptors, "may_be_cached", return_value=False):
@@ -179,7 +167,7 @@ def test_what_is_wrong_with_a_load_is_told_by_the_engine_though_the_chunks_are_c
     with lakefs.connect(served.server) as lake:
         lake.put_many([(f"wrong/{number}", content) for number, content in enumerate(contents)], create_bucket=True)
         with lake.pool(size_bytes=1 << 20) as pool:
-            until_loaded_alone(served, lake, chunks, pool, places)
+            load_alone(served, lake, chunks, pool, places)
             missing: bytes = data_chunk_id(b"never stored")
             for wanted, offsets, rooms, error in (
                 (chunks, [0, 65_536, 131_071, 196_608], [], InvalidArgument),
@@ -206,7 +194,7 @@ def test_a_pool_that_shrank_is_an_error_also_when_the_client_fills_it_itself(
     os.ftruncate(memory, 1 << 20)
     with lakefs.connect(served.server, check=check) as lake, lake.pool(descriptor=memory) as pool:
         lake.put(f"shrunk/{check.name}", content, create_bucket=True)
-        until_loaded_alone(served, lake, [chunk], pool, [0])
+        load_alone(served, lake, [chunk], pool, [0])
         for length in (4096, 0):
             os.ftruncate(memory, length)
             with pytest.raises(SourceChanged):
@@ -244,19 +232,17 @@ def test_unverified_reads_ask_the_engine_again_once_it_was_killed(served: Served
         lake.put("hot/killed", content, create_bucket=True)
         until_hot(lake, chunk)
         buffer = bytearray(65_536)
-        with no_requests():
-            assert lake.chunks.get_into(chunk, buffer) == 65_536
+        assert without_requests(partial(lake.chunks.get_into, chunk, buffer), partial(until_hot, lake, chunk)) == 65_536
         served.kill()
         until_lost(lake)
         hot = driver_of(lake).shares.index.at_hand()
         assert hot is not None
         assert hot.index.is_current  # the killed engine could not mark it as stale
         assert hot.read(ChunkId(chunk)) is None
-        with no_requests(), pytest.raises(AssertionError, match="was asked"):
+        with no_requests(), pytest.raises(EngineAskedError):
             lake.chunks.get_many_into([chunk] * 2, [bytearray(65_536) for _ in range(2)])
         served.start()
         assert lake.chunks.get_into(chunk, buffer) == 65_536
         assert buffer == content
-        until_hot(lake, chunk)
-        with no_requests():
-            assert lake.chunks.get(chunk) == content
+        read = partial(lake.chunks.get, chunk)
+        assert without_requests(read, read) == content

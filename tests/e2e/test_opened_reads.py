@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -15,7 +16,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import lakefs
-from lakefs.client.blocking.driver import BlockingDriver
 from lakefs.client.blocking.object_reader import BUFFER_BYTES, ObjectReader
 from lakefs.errors import ChunkDamaged, EngineUnreachable
 from lakefs.get import cached
@@ -23,6 +23,7 @@ from lakefs.grants import grant_reads
 from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES, KIB, MIB
 from tests.e2e.served import WAIT_S, Served, serving
 from tests.e2e.test_damage import flip, place_of
+from tests.e2e.without_requests import EngineAskedError, no_requests, without_requests
 from tests.served_devices import HEALS
 
 SIZES = {"inline": 5000, "granule": GRANULE_BYTES, "vector": 1_300_007, "large": 9 * MIB + 5}
@@ -59,10 +60,6 @@ def raw(lake: lakefs.Lake, name: str) -> Iterator[ObjectReader]:
         yield opened
 
 
-def no_requests() -> Any:
-    return mock.patch.object(BlockingDriver, "_start", side_effect=AssertionError("a request, or work for a thread"))
-
-
 def until_in_memory(lake: lakefs.Lake, name: str) -> None:
     """Open and read an object until some of each chunk is read without a request.
 
@@ -82,9 +79,14 @@ def is_in_memory(lake: lakefs.Lake, name: str) -> bool:
             try:
                 with no_requests():
                     opened.read_next(1)
-            except AssertionError:
+            except EngineAskedError:
                 return False
     return True
+
+
+def read_whole(opened: ObjectReader) -> bytes:
+    opened.seek(0)
+    return opened.read_next(10 * MIB)  # all of it: there is no more
 
 
 def random_places(name: str, length: int, count: int) -> list[int]:
@@ -144,14 +146,17 @@ def test_what_is_in_memory_is_read_without_a_request_or_a_thread(
     with raw(lakes[check], f"opened/{name}") as opened:
         opened.seek(1)  # a reader that began at the first byte and jumps is taken for a loader of tensors
         assert opened.read_next(len(content)) == content[1:]  # descriptors, slabs and places are known now
-        with no_requests():
-            for at in random_places(name, length, 12):
-                opened.seek(at)
-                assert opened.read_next(length) == content[at : at + length]
-                opened.seek(at)
-                memory = bytearray(min(length, GRANULE_BYTES))
-                assert opened.readinto(memory) == len(memory)
-                assert memory == content[at : at + len(memory)]
+
+        def read(at: int) -> None:
+            opened.seek(at)
+            assert opened.read_next(length) == content[at : at + length]
+            opened.seek(at)
+            memory = bytearray(min(length, GRANULE_BYTES))
+            assert opened.readinto(memory) == len(memory)
+            assert memory == content[at : at + len(memory)]
+
+        for at in random_places(name, length, 12):
+            without_requests(partial(read, at), partial(read, at))
         assert opened.read_next(0) == b""
 
 
@@ -217,10 +222,8 @@ def test_a_bit_that_flips_in_a_chunk_that_is_read_whole_fails_the_read(folder: P
     with serving(folder, "--dram-tier-bytes", "0") as engine, lakefs.connect(engine.server, check=check) as lake:
         lake.put("bkt/a", content, create_bucket=True)
         with raw(lake, "bkt/a") as opened:
-            assert opened.read_next(len(content)) == content
-            opened.seek(0)
-            with no_requests():
-                assert opened.read_next(len(content)) == content
+            read = partial(read_whole, opened)
+            assert read() == without_requests(read, read) == content
             path, place = place_of(engine.data, content[:512])
             flip(path, place + len(content) - 1)
             opened.seek(0)
