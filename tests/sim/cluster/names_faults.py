@@ -37,7 +37,7 @@ class NamesFaults:
             return
         names.is_breaking = True
         name = self._lake.rng.choice(sorted(names.disks))
-        disk = names.disks[name]
+        disk, copy = names.disks[name], names.copy_in(name)
         assert isinstance(disk, Device)
         self._lake.met["names' device broken"] += 1
         self._lake.log(f"the names' device {name} breaks")
@@ -46,6 +46,7 @@ class NamesFaults:
         if self._lake.rng.random() < 0.5:
             self._lake.log(f"an empty device takes the place of the names' device {name}")
             names.disks[name] = names.new_disk()
+            names.lost.add(copy)
         else:
             self._lake.log(f"the names' device {name} works again")
             now = names.disks[name]

@@ -38,9 +38,9 @@ from engine.walker.membership import members_of_records
 from lakefs.cluster.placing import first_table
 from lakefs.cluster.protection import Protection
 from lakefs.cluster.table_format import pack
-from lakefs.errors import DiskFailed, EngineUnreachable, LakeError
+from lakefs.errors import DiskFailed, EngineUnreachable, LakeError, StoreUnusable
 from lakefs.host.buffers import BufferPool
-from lakefs.ids import ChunkId, MemberId
+from lakefs.ids import ChunkId, CopyId, MemberId
 from lakefs.limits import GIB, MIB
 from lakefs.wire import messages as m
 from tests.sim.cluster.clients import SimClient, client_of
@@ -224,6 +224,9 @@ class NamesPlace(Place):
         self.is_made = False
         self.is_breaking = False
         """One of the devices is broken, or a new copy is not yet made."""
+        self.lost: set[CopyId] = set()
+        """Copies on devices that are lost for ever: the operator gives one up when a start waits for it."""
+        self._without: frozenset[CopyId] = frozenset()
         self.disks = {name: self.new_disk() for name in ("a", "b", "c")[: world.protection.parity + 1]}
         self._power_fails = True
 
@@ -237,8 +240,21 @@ class NamesPlace(Place):
             return []
         return [copy["folder"] for copy in self.local.state()["copies"] if copy["state"] in ("good", "suspect")]
 
+    def copy_in(self, folder: str) -> CopyId:
+        """Return the copy that lies on a device, while the names are here."""
+        assert self.local is not None
+        (found,) = [copy["copy"] for copy in self.local.state()["copies"] if copy["folder"] == folder]
+        return CopyId(bytes.fromhex(found))
+
     async def live(self, process: SimProcess) -> None:
         """Open names and coordinator, make the lake if it is new, and keep it."""
+        try:
+            await self._live(process)
+        except StoreUnusable as error:
+            self._without = frozenset(copy for copy in self.lost if f"--without {copy.hex()}" in error.message)
+            raise
+
+    async def _live(self, process: SimProcess) -> None:
         world, offload = self.world, self.offload()
         host = NamesHost(
             world.clock, offload, offload, InTurn(), index_committed=self._note_index, copy_bytes_per_s=float("inf")
@@ -249,9 +265,11 @@ class NamesPlace(Place):
             lake_id=LAKE,
             protection_losses=world.protection.parity,
             is_new=not self.is_made,
+            without=self._without,
             verify_index=False,
             sizes=world.sizes,
         ) as self.local:
+            self._without = frozenset()
             store, gate = self.local.store, BindGate()
             joined = JoinedGeneration(store.metadata, gate)
             features = store.superblock.incompat_features

@@ -14,6 +14,7 @@ from engine.keyed.spaces import list_spaces
 from engine.lake_upkeep.member_answers import member_text
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.members import Standing
+from lakefs.cluster.table import Table as ClusterTable
 from lakefs.content.manifest import CutKind, build
 from lakefs.findings import Finding
 from lakefs.ids import ChunkId, MemberId, data_chunk_id
@@ -27,6 +28,8 @@ from tests.sim.judges.history import SimFailure
 HEALS_S = 300.0
 """The lake says that it is healed so soon."""
 CYCLES = 4
+FULL_PASS_S_MAX = 1000.0
+"""A lake that goes through everything more seldom is not waited for."""
 Where = dict[tuple[ChunkId, int], list[MemberId]]
 
 
@@ -123,6 +126,7 @@ class Quiet:
             raise SimFailure(f"{vague} have several contents")
         bound = {key.may_be[0] for key in self._promises.keys.values()}
         contents = {content for content in bound if content is not None}
+        await self._let_full_pass(contents)
         self._check_places(contents)
         report = await self.ask(m.RunFsck(True))
         found = [finding for finding in report["findings"] if not self._is_forgotten_value(finding)]
@@ -136,8 +140,30 @@ class Quiet:
         members = map(member_text, self._lake.forgetful)
         return is_of_whole and any(finding["object"].startswith(member) for member in members)
 
-    def _check_places(self, contents: set[Content]) -> None:
-        """Check that each shard of what is named is at its home, and nothing else is anywhere."""
+    async def _let_full_pass(self, contents: set[Content]) -> None:
+        """Wait for a walk through everything while shards that nothing names lie at none of their homes.
+
+        A put that ended after it stored shards at substitutes, and before it noted that, leaves them there.
+        """
+        every_s = self._lake.world.settings.walks.full_pass_s
+        until_s = trio.current_time() + every_s + HEALS_S
+        while self._has_unnoted(contents) and every_s <= FULL_PASS_S_MAX and trio.current_time() < until_s:
+            self._lake.met["waited for the full pass"] += 1
+            await trio.sleep(every_s / 10)
+            await self.wait_healed()
+            await self.collect()
+
+    def _has_unnoted(self, contents: set[Content]) -> bool:
+        table, expected = self._expected(contents)
+        found = self.shards()
+        return any(
+            table.homes(chunk)[number] not in members
+            for (chunk, number), members in found.items()
+            if (chunk, number) not in expected
+        )
+
+    def _expected(self, contents: set[Content]) -> tuple[ClusterTable, Where]:
+        """Return the one table that is left, and where the shards of these contents belong."""
         upkeep = self._names.upkeep
         assert upkeep is not None
         (table,) = upkeep._members.tables
@@ -148,6 +174,11 @@ class Quiet:
                 homes = table.homes(chunk)
                 for number in code.shards(length):
                     expected[chunk, number] = [homes[number]]
+        return table, expected
+
+    def _check_places(self, contents: set[Content]) -> None:
+        """Check that each shard of what is named is at its home, and nothing else is anywhere."""
+        _, expected = self._expected(contents)
         found = self.shards()
         if found == expected:
             return
