@@ -53,7 +53,7 @@ def load_many(
     pool.check_own()
     if len(wanted) != len(offsets) or len(rooms) not in (0, len(wanted)):
         raise InvalidArgument("what is loaded, offsets and rooms go together")
-    # Without a room a slot ends with the pool; the engine refuses those that overlap.
+    # Without a room a slot ends with the pool.
     rooms = rooms or [max(0, pool.size_bytes - offset) for offset in offsets]
     leases: list[int] = []
     try:
@@ -77,24 +77,54 @@ def load_many(
 
 def load_slots(access: Access, pool: Pool, slots: Sequence[Slot]) -> Steps[list[int]]:
     """Load chunks; return their lengths, in order.  Raises the first failure; the slots may then hold anything."""
+    following = _Following(slots)
     return (
         yield from into_lent_pool(
             access,
             pool,
             [(slot.offset, min(slot.room, CHUNK_BYTES)) for slot in slots],
-            lambda lent: _Loading(access, pool, slots, lent).run(),
-            lambda: _stream_all(access, pool, slots),
+            lambda lent: _Loading(access, pool, slots, following, lent).run(),
+            lambda: _stream_all(access, pool, slots, following),
         )
     )
+
+
+class _Following:
+    """The slots of one load, by their offsets.  An engine sees those of a request, and of a stream none."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.order: Final = sorted(range(len(slots)), key=lambda index: slots[index].offset)
+        self._slots = slots
+        self._next: dict[int, int] = {}
+        """Offset of the slot behind each; the empty chunk takes no room."""
+        behind: int | None = None
+        for index in reversed(self.order):
+            if slots[index].chunk == EMPTY_CHUNK:
+                continue
+            if behind is not None:
+                self._next[index] = behind
+            behind = slots[index].offset
+
+    def check(self, index: int, length: int) -> None:
+        """Raise InvalidArgument if a chunk of this length reaches into the slot behind it."""
+        slot = self._slots[index]
+        behind = self._next.get(index)
+        if behind is not None and slot.offset + length > behind:
+            raise _named(
+                slot, InvalidArgument(f"its slot ends at {slot.offset + length} and overlaps that at {behind}")
+            )
 
 
 class _Loading:
     """One load: its requests in flight and their results."""
 
-    def __init__(self, access: Access, pool: Pool, slots: Sequence[Slot], lent: LentPool) -> None:
+    def __init__(
+        self, access: Access, pool: Pool, slots: Sequence[Slot], following: _Following, lent: LentPool
+    ) -> None:
         self._access = access
         self._pool = pool
         self._slots = slots
+        self._following = following
         self._lent = lent
         self._lengths = [0] * len(slots)
         self._failed: list[int] = []
@@ -169,6 +199,7 @@ class _Loading:
         for index, length, crc in zip(indexes, loaded.lengths, crcs, strict=True):
             slot = self._slots[index]
             self._lengths[index] = length
+            self._following.check(index, length)
             arrived.append((index, self._pool.slot(slot.offset, min(length, slot.room)), crc))
         if not loaded.failures:
             return arrived
@@ -264,14 +295,24 @@ def _slots_of(pool: Pool, opened: Opened, offset: int, room: int) -> list[Slot]:
     return [Slot(piece.chunk, offset + piece.offset, piece.length, name) for piece in opened.pieces]
 
 
-def _stream_all(access: Access, pool: Pool, slots: Sequence[Slot]) -> Steps[list[int]]:
-    """Stream all chunks into their slots, for a pool that is not lent."""
+def _stream_all(access: Access, pool: Pool, slots: Sequence[Slot], following: _Following) -> Steps[list[int]]:
+    """Stream all chunks into their slots, for a pool that is not lent.
+
+    In the order of the slots: one that is too long is found before the next, which it may have damaged, is checked.
+    """
     lengths = [0] * len(slots)
     pipeline = Pipeline(LOAD_WINDOW)
-    for index, slot in enumerate(slots):
+    for index in following.order:
+        slot = slots[index]
         target = _room_of(pool, slot)
 
         def done(reply: Reply, index: int = index, target: memoryview = target) -> Steps[None]:
+            assert isinstance(reply.message, ReadChunksReply)
+            try:
+                following.check(index, sum(piece.length for piece in reply.message.pieces))
+            except InvalidArgument:
+                reply.body.release()
+                raise
             lengths[index] = yield from _check_stream(access, slots[index], reply, target)
 
         yield from pipeline.submit(_stream_of(slot, target), done)

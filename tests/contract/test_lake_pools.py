@@ -145,6 +145,25 @@ def test_what_cannot_be_loaded_is_an_error_that_names_it(kind: Kind) -> None:
     run(kind, body)
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_slots_that_overlap_are_refused_however_the_load_is_divided(kind: Kind, ends: bool) -> None:
+    """Each request may name but some of the slots, and streams have none."""
+
+    async def body(lake: Driven) -> None:
+        contents = [content_of(4000 + number) for number in range(40)]
+        chunks = [data_chunk_id(content) for content in contents]
+        await put(lake, *contents)
+        async with pool_of(lake) as pool:
+            for number in range(1, 40):
+                offsets = [4096 * index for index in range(40)]
+                offsets[number] = offsets[number - 1] + len(contents[number - 1]) - 1
+                rooms = [4096] * 40 if ends else []
+                await raises(InvalidArgument, lake, chunks, pool, offsets, rooms)
+            assert await load(lake, chunks, pool, [4096 * index for index in range(40)]) == [*range(4000, 4040)]
+
+    run(kind, body)
+
+
 def test_a_pool_that_shrank_is_an_error_and_the_engine_goes_on(kind: Kind) -> None:
     async def body(lake: Driven) -> None:
         if not lake.engine.client.carries_descriptors:

@@ -77,7 +77,7 @@ def is_in_memory(lake: lakefs.Lake, name: str) -> bool:
         for at in range(1, len(CONTENTS[name]), MIB // 2):
             opened.seek(at)
             try:
-                with no_requests():
+                with no_requests("_start"):
                     opened.read_next(1)
             except EngineAskedError:
                 return False
@@ -156,7 +156,7 @@ def test_what_is_in_memory_is_read_without_a_request_or_a_thread(
             assert memory == content[at : at + len(memory)]
 
         for at in random_places(name, length, 12):
-            without_requests(partial(read, at), partial(read, at))
+            without_requests(partial(read, at), partial(read, at), "_start")
         assert opened.read_next(0) == b""
 
 
@@ -223,7 +223,7 @@ def test_a_bit_that_flips_in_a_chunk_that_is_read_whole_fails_the_read(folder: P
         lake.put("bkt/a", content, create_bucket=True)
         with raw(lake, "bkt/a") as opened:
             read = partial(read_whole, opened)
-            assert read() == without_requests(read, read) == content
+            assert read() == without_requests(read, read, "_start") == content
             path, place = place_of(engine.data, content[:512])
             flip(path, place + len(content) - 1)
             opened.seek(0)

@@ -22,17 +22,20 @@ class EngineAskedError(Exception):
     """A request was about to be made."""
 
 
-def no_requests() -> AbstractContextManager[object]:
-    """Context manager: EngineAskedError for each request, or work for a thread, that a blocking client begins."""
-    return mock.patch.object(BlockingDriver, "_start", side_effect=EngineAskedError)
+def no_requests(method: str = "run") -> AbstractContextManager[object]:
+    """Context manager: EngineAskedError for operations that may make requests.
+
+    With "_start", for what they begin: each request, or work for a thread.  They cannot tidy up after such an error.
+    """
+    return mock.patch.object(BlockingDriver, method, side_effect=EngineAskedError)
 
 
-def without_requests(do: Callable[[], T], prepare: Callable[[], object]) -> T:
+def without_requests(do: Callable[[], T], prepare: Callable[[], object], method: str = "run") -> T:
     """Do what takes no request, and return its result.  Where it took one: `prepare`, and do it again, for a while."""
     until = time.monotonic() + WAIT_S
     while True:
         try:
-            with no_requests():
+            with no_requests(method):
                 return do()
         except EngineAskedError:
             assert time.monotonic() < until, "it took a request each time"
