@@ -10,7 +10,7 @@ import trio
 from engine.coordinator.lake_state import LakeState
 from engine.format.layouts import Table, chunk_id_of_key
 from engine.format.shards import is_whole, shard_of_key
-from engine.keyed.spaces import list_spaces
+from engine.keyed.spaces import iter_spaces, list_spaces
 from engine.lake_upkeep.member_answers import member_text
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.members import Standing
@@ -21,7 +21,7 @@ from lakefs.ids import ChunkId, MemberId, data_chunk_id
 from lakefs.wire import messages as m
 from tests.sim.cluster.customers import Customer
 from tests.sim.cluster.lake import SimLake, until
-from tests.sim.cluster.places import MEMBER_BYTES
+from tests.sim.cluster.places import MEMBER_BYTES, MemberPlace
 from tests.sim.cluster.promises import RESTS_S, Content, Promises
 from tests.sim.judges.history import SimFailure
 
@@ -30,6 +30,9 @@ HEALS_S = 300.0
 CYCLES = 4
 FULL_PASS_S_MAX = 1000.0
 """A lake that goes through everything more seldom is not waited for."""
+_LOST_VALUE = {
+    finding.code for finding in (Finding.CHUNK_QUARANTINED, Finding.CONTENT_CHUNK_DAMAGED, Finding.CHUNK_PAST_END)
+}
 Where = dict[tuple[ChunkId, int], list[MemberId]]
 
 
@@ -55,6 +58,7 @@ class Quiet:
         lake.health.was_hurt.clear()
         lake.log("healed")
         await self.check_spaces()  # members learn of removed ones, if they were away then
+        await self._let_values_go()
         await self.collect()
         await self.wait_healed()
         await self.check_spaces()
@@ -116,6 +120,21 @@ class Quiet:
             if not found <= wanted:
                 raise SimFailure(f"{place.name} has the spaces {found}, and the lake has {wanted}")
 
+    async def _let_values_go(self) -> None:
+        """Wait until members have removed the values of removed spaces: until then gc keeps them, and later they are
+        garbage."""
+        with trio.move_on_after(HEALS_S) as bound:
+            while any(map(self._has_removed_spaces, self._members)):  # noqa: ASYNC110 - on a clock that jumps
+                await trio.sleep(1.0)
+        if bound.cancelled_caught:
+            raise SimFailure(f"values of removed spaces are still there after {HEALS_S:g} s")
+
+    def _has_removed_spaces(self, place: MemberPlace) -> bool:
+        if place.store is None:
+            return False
+        with place.store.metadata.view() as view:
+            return any(record.removed for _, record in iter_spaces(view))
+
     async def check(self, reader: Customer) -> None:
         """Check everything."""
         for name in sorted(self._promises.keys):
@@ -136,12 +155,12 @@ class Quiet:
 
     def _is_forgotten_value(self, finding: dict[str, Any]) -> bool:
         """Return True if a finding is about a value of a key, at a member whose disk forgot what it had synced."""
-        is_of_whole = finding["code"] in (Finding.CHUNK_QUARANTINED.code, Finding.CONTENT_CHUNK_DAMAGED.code)
+        is_of_whole = finding["code"] in _LOST_VALUE
         members = map(member_text, self._lake.forgetful)
         return is_of_whole and any(finding["object"].startswith(member) for member in members)
 
     async def _let_full_pass(self, contents: set[Content]) -> None:
-        """Wait for a walk through everything while shards that nothing names lie at none of their homes.
+        """Wait for a walk through everything while shards lie elsewhere that are not missing at their homes.
 
         A put that ended after it stored shards at substitutes, and before it noted that, leaves them there.
         """
@@ -155,12 +174,12 @@ class Quiet:
 
     def _has_unnoted(self, contents: set[Content]) -> bool:
         table, expected = self._expected(contents)
-        found = self.shards()
-        return any(
-            table.homes(chunk)[number] not in members
-            for (chunk, number), members in found.items()
-            if (chunk, number) not in expected
-        )
+        for (chunk, number), members in self.shards().items():
+            home = table.homes(chunk)[number]
+            is_missing = (chunk, number) in expected and home not in members
+            if not is_missing and any(member != home for member in members):
+                return True
+        return False
 
     def _expected(self, contents: set[Content]) -> tuple[ClusterTable, Where]:
         """Return the one table that is left, and where the shards of these contents belong."""
