@@ -236,15 +236,16 @@ class NamesPlace(Place):
 
     def good_copies(self) -> list[str]:
         """Return the devices with a good copy; none while the names are away."""
-        if self.local is None:
-            return []
-        return [copy["folder"] for copy in self.local.state()["copies"] if copy["state"] in ("good", "suspect")]
+        return [*self._good()]
 
     def copy_in(self, folder: str) -> CopyId:
-        """Return the copy that lies on a device, while the names are here."""
-        assert self.local is not None
-        (found,) = [copy["copy"] for copy in self.local.state()["copies"] if copy["folder"] == folder]
-        return CopyId(bytes.fromhex(found))
+        """Return the good copy that lies on a device, while the names are here."""
+        return self._good()[folder]
+
+    def _good(self) -> dict[str, CopyId]:
+        copies = [] if self.local is None else self.local.state()["copies"]
+        good = [copy for copy in copies if copy["state"] in ("good", "suspect")]
+        return {copy["folder"]: CopyId(bytes.fromhex(copy["copy"])) for copy in good}
 
     async def live(self, process: SimProcess) -> None:
         """Open names and coordinator, make the lake if it is new, and keep it."""
