@@ -264,12 +264,13 @@ def run_at(
     has_device: bool = True,
     links_max: int = 64,
     registered_bytes_max: int = 1 << 40,
+    sharers: int = 1,
 ) -> None:
-    """Run a test: see `Run`."""
+    """Run a test: see `Run`.  `sharers`: the heads that divide the memory to move bytes through."""
 
     async def main(folder: Path, wire: SimulatedWire) -> None:
         device = wire.fabric(links_max=links_max, registered_bytes_max=registered_bytes_max) if has_device else None
-        fabric = EngineFabric(device, "" if has_device else "no device")
+        fabric = EngineFabric(device, "" if has_device else "no device", sharers=sharers)
         async with (
             ThreadOffload(4, "fabric") as offload,
             opens(folder, fabric, slabs, offload) as asked,
