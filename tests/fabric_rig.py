@@ -93,7 +93,7 @@ class RiggedLake:
 
 
 class Asked(NamedTuple):
-    """What clients ask: an engine, or a head."""
+    """An engine or a head, which clients ask."""
 
     service: EngineService
     tier: DramTier
@@ -199,7 +199,7 @@ async def posted(world: FabricWorld) -> None:
 
 Body = Callable[[FabricWorld], Awaitable[None]]
 Opens = Callable[[Path, EngineFabric, int, ThreadOffload], AbstractAsyncContextManager[Asked]]
-"""Opens what clients ask: in a folder, with this device and so many slabs."""
+"""Opens an engine or a head: in a folder, with this device and so many slabs."""
 
 
 @asynccontextmanager

@@ -53,7 +53,9 @@ class BounceMemory:
         """`sharers`: the processes that divide the buffers."""
         self._fabric = fabric
         self.count_max: Final = BOUNCE_BUFFERS if sharers == 1 else max(BOUNCE_BUFFERS // sharers, _SHARE_MIN)
-        self._turns = trio.Semaphore(self.count_max)
+        self._turns = trio.Semaphore(BOUNCE_BUFFERS)
+        for _ in range(BOUNCE_BUFFERS - self.count_max):
+            self._turns.acquire_nowait()  # for ever: they are other heads'
         self._free: list[Bounce] = []
         self._count = 0
 

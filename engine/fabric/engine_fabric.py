@@ -44,7 +44,9 @@ class ServedLink:
         self.mover: Final = TrioMover(link, offload)
         self._offload = offload
         self._bounces = bounces
-        self._turns = trio.Semaphore(max(1, min(BOUNCES_PER_LINK, bounces.count_max - 1)))
+        self._turns = trio.Semaphore(BOUNCES_PER_LINK)
+        if bounces.count_max == BOUNCES_PER_LINK:
+            self._turns.acquire_nowait()  # for ever: one buffer stays for others
         self.put_turn: Final = trio.Lock()
         """Held by a put while its payloads are READ: puts that wait for a slow client hold no memory for payloads."""
 

@@ -27,9 +27,8 @@ from lakefs.wire import messages as m
 
 _SMALL_ALIGNMENT: Final = 64
 LengthsOf = Callable[[Seq[ChunkId]], Awaitable[Seq[int | LakeError | None]]]
-"""Returns the length of each chunk's payload; None for one that does not exist, an error for one that cannot be told.
-
-What it returns is durable."""
+"""Returns the length of each chunk's payload; None for one that does not exist, an error for one that cannot be found
+out.  What it returns is durable."""
 LoadInto = Callable[[m.LoadSlots, Seq[ChunkId], Bounce], Awaitable[m.SlotsLoaded]]
 """Loads chunks into a buffer, as LoadSlots does into lent memory."""
 

@@ -1,4 +1,4 @@
-"""A lake on several devices and its clients over rxe0, as processes: what one engine does, and members that are lost."""
+"""A lake on several devices and its clients over rxe0, as processes: what one engine does, and lost members."""
 
 from __future__ import annotations
 
