@@ -349,7 +349,7 @@ def _keyed_groups(parts: HeadParts, binds: HeadBinds, loads: HeadLoads) -> list[
     commits = HeadKeyedCommits(parts.homes, matches, parts.members, parts.stripes, binds)
     keyed = HeadKeyed(parts.homes, matches, parts.pins)
     return [
-        Group([HeadSpaces(parts.homes), HeadKeyedLoads(matches, loads), keyed, parts.pins, commits]),
+        Group([HeadSpaces(parts.homes), HeadKeyedLoads(matches, loads, parts.answers), keyed, parts.pins, commits]),
         Group([HeadLocal(parts.homes, parts.tier)]),
         Group([puts], bodies={m.KeyedPut: puts.receive}, ends=[parts.pins.disconnected]),
     ]

@@ -11,7 +11,8 @@ Rules kept here:
 - Every chunk has a result: its length, or its failure.  A slot reported as loaded holds that chunk's bytes.
 - Payload is written to [offset, offset + length) of the memory and nowhere else; no two payloads overlap.
 - Before each write the head asks if the client is still connected: afterwards its memory is its own.
-- Chunks are read a few at once: BODY_BYTES_MAX for one request.
+- Chunks are read a few at once: BODY_BYTES_MAX for one request.  By RDMA, a buffer's at once; parts of values that are
+  read with their keys count as an answer until all are written (`AnswerMemory`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from engine.head.head_tier import HeadTier, InSlab
 from engine.members.ports import Got, Wanted
 from engine.memory.lent_memory import copy_into, put_into
 from engine.memory.while_lent import WhileLent, always
+from engine.requests.answer_memory import AnswerMemory
 from engine.requests.answers import failure_of
 from engine.requests.fabric_loads import load_by_fabric
 from engine.requests.handlers import handles
@@ -170,17 +172,30 @@ class HeadLoads:
 class HeadKeyedLoads:
     """Handler of KeyedLoad: the parts of the values that are found are loaded like any chunk."""
 
-    def __init__(self, matches: KeyMatches, loads: HeadLoads) -> None:
+    def __init__(self, matches: KeyMatches, loads: HeadLoads, answers: AnswerMemory) -> None:
         self._matches = matches
         self._loads = loads
+        self._answers = answers
 
     @handles(m.KeyedLoad)
     async def keyed_load(self, client: HeadClient, request: m.KeyedLoad) -> Reply:
         check_keys(request.keys)
         check_lists(len(request.keys), request.offsets, request.lengths)
+        if request.fabric is None:
+            return Reply(await self._load(client, request, BODY_BYTES_MAX))
+        bytes_max = min(max(1, sum(request.lengths)) if request.lengths else BODY_BYTES_MAX, BODY_BYTES_MAX)
+        with ExitStack() as releases:  # what is read waits for the client's turn
+            releases.callback(await self._answers.room(client, bytes_max))
+            return Reply(await self._load(client, request, bytes_max))
+
+    async def _load(self, client: HeadClient, request: m.KeyedLoad, bytes_max: int) -> m.KeyedLoaded:
+        """Find the values, load their parts, and return the answer.
+
+        With the keys, so many bytes of each home are read at most.
+        """
         found = Found()
         indexes = divided(request.keys)[1]
-        parts = await self._matches.read(client, request.space, request.keys, indexes, found)
+        parts = await self._matches.read(client, request.space, request.keys, indexes, found, bytes_max)
         wanted = WantedValues(request)
         for index in range(len(request.keys)):
             wanted.is_full = wanted.is_full or index in found.failures  # its home's answer was full
@@ -188,7 +203,7 @@ class HeadKeyedLoads:
             wanted.add(index, None if value is None or wanted.is_full else value.as_record())
         slots = m.LoadSlots(request.memory, list(wanted.chunks), wanted.offsets, wanted.lengths)
         slots = replace(slots, checksums=request.checksums, fabric=request.fabric)
-        return Reply(wanted.reply(await self._loads.load(client, slots, parts)))
+        return wanted.reply(await self._loads.load(client, slots, parts))
 
 
 class _Load:

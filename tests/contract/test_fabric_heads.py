@@ -23,9 +23,10 @@ from lakefs.get.pools import Pool
 from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import ThreadOffload
 from lakefs.ids import ChunkId, data_chunk_id
-from lakefs.limits import BOUNCE_BYTES, CHUNK_BYTES, KIB, MIB
+from lakefs.limits import ANSWER_CLIENT_BYTES, BOUNCE_BYTES, CHUNK_BYTES, KIB, MIB
 from lakefs.transport.streams import TrioNetwork
 from lakefs.wire import messages as m
+from tests.contract.test_fabric_keyed import space_of
 from tests.contract.test_fabric_loads import both_kinds, expected, laid_out, pool_of, put_all
 from tests.fabric_liar import Liar, liar
 from tests.fabric_rig import TOKEN, Asked, FabricWorld, RiggedLake, posted, run_at
@@ -166,6 +167,32 @@ def test_a_client_that_dies_in_a_load_leaves_nothing_held_at_the_head() -> None:
 async def _load_in_vain(client: Liar, chunk: ChunkId) -> None:
     with pytest.raises(LakeError):
         await client.load([chunk], [0], client.named())
+
+
+def test_values_read_for_a_client_that_does_not_answer_are_bounded() -> None:
+    async def body(world: FabricWorld, rig: Rig, head: HeadAndNames) -> None:
+        async with world.lake("trio") as lake:
+            space = await space_of(lake)
+            await lake.run(space.put_many([b"key"], [os.urandom(MIB)]))
+        async with liar(world) as client, trio.open_nursery() as nursery:
+            await client.engine.call(m.FabricOpen(client.fabric.open_link(client.region.remote).end))  # not joined
+            request = m.KeyedLoad(0, space.number, [b"key"], [0], [MIB], fabric=client.named())
+            for _ in range(32):
+                nursery.start_soon(_ask_in_vain, client, request)
+            await posted(world)
+            await trio.sleep(0.1)
+            assert head.head.parts.answers.held_bytes == ANSWER_CLIENT_BYTES
+            assert rig.members.calls["KeyedRead"] == ANSWER_CLIENT_BYTES // MIB
+            async with world.lake("trio") as lake, pool_of(lake, POOL) as pool:
+                assert await lake.run(space.load([b"key"], pool, [0])) == [MIB]
+            nursery.cancel_scope.cancel()
+
+    run_over_members(body, weather=Weather(silence_s=30.0))
+
+
+async def _ask_in_vain(client: Liar, request: m.Request) -> None:
+    with pytest.raises(LakeError):
+        await client.engine.call(request)
 
 
 # --- several heads, and one that is started again --------------------------------------------------------
