@@ -70,7 +70,7 @@ def is_written(rig: Rig) -> bool:
     """Return True if the lake takes writes: with one of three members gone it is read only."""
     with rig.lake(rdma=False) as client:
         try:
-            client.put("lab/written", os.urandom(100))
+            client.put("lab/written", os.urandom(MIB))
         except ClusterDegraded:
             return False
     return True
