@@ -6,14 +6,11 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 
 from lakefs.content.verify import Check
-from lakefs.errors import ClusterDegraded
 from lakefs.ids import data_chunk_id
-from tests.lab.hardware import wait_for
 from tests.lab.rdma_rig import Rig, ServedLake
 from tests.lab.test_rdma_engine import (
     MIB,
@@ -63,27 +60,3 @@ def test_a_member_that_is_killed_in_gets_and_loads_is_decoded_past(served: Serve
         assert client.rdma.bytes >= 24 * MIB
         assert not client.rdma.reason
     killer.join()
-    wait_for(partial(is_written, rig), "the member does not return")
-
-
-def is_written(rig: Rig) -> bool:
-    """Return True if the lake takes writes: with one of three members gone it is read only."""
-    with rig.lake(rdma=False) as client:
-        try:
-            client.put("lab/written", os.urandom(MIB))
-        except ClusterDegraded:
-            return False
-    return True
-
-
-def test_a_lake_that_is_killed_and_started_again_moves_bytes_by_rdma_again(served: ServedLake, rig: Rig) -> None:
-    content = os.urandom(6 * MIB)
-    with rig.lake() as client:
-        client.put("lab/again", content, create_bucket=True)
-        assert client.get("lab/again") == content
-        before = client.rdma.bytes
-        assert before
-        assert served.end(signal.SIGKILL) == -signal.SIGKILL
-        served.start()
-        assert client.get("lab/again") == content
-        assert client.rdma.bytes > before
