@@ -67,17 +67,15 @@ def in_process(config: Config, wire: SimulatedWire, body: Body) -> SimulatedFabr
         task_status.started()
         address = next(each for each in running.addresses if each.startswith("tcp://"))
         token = (config.data / "native.token").read_text().strip()
-        try:
-            async with connect_reconnecting(address, token=token) as engine:
-                fabric = ClientFabric(engine, lambda name: wire.fabric())
-                client = TrioLake(engine, running.offload, network=True, fabric=fabric)
-                try:
-                    await body(running, client)
-                finally:
-                    with trio.CancelScope(shield=True):
-                        await client.aclose()
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)
+        async with connect_reconnecting(address, token=token) as engine:
+            fabric = ClientFabric(engine, lambda name: wire.fabric())
+            client = TrioLake(engine, running.offload, network=True, fabric=fabric)
+            try:
+                await body(running, client)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await client.aclose()
+        os.kill(os.getpid(), signal.SIGTERM)  # the lake serves until then
 
     async def main() -> None:
         with trio.fail_after(120):
