@@ -10,6 +10,7 @@ import trio
 
 from engine.coordinator.lake_state import LakeState
 from engine.coordinator.records import LakeRecord, MemberRecord
+from engine.fabric.engine_fabric import EngineFabric
 from engine.format.layouts import StoreIdentity
 from engine.head.head import Head, open_head
 from engine.head.head_tier import HeadMemory
@@ -128,17 +129,18 @@ async def head_over(
     offload: Offload | None = None,
     clock: Clock | None = None,
     slabs: int = 0,
+    fabric: EngineFabric | None = None,
 ) -> AsyncIterator[HeadAndNames]:
     """A head over stripes, and names of its own on a simulated disk; at the end nothing is held.
 
-    `clients`: those of the members, if they are asked for (`keepers`).  `slabs`: of its DRAM tier.
+    `clients`: those of the members, if they are asked for (`keepers`).  `slabs`: of its DRAM tier.  `fabric`: its RDMA.
     """
 
     async def keepers() -> Sequence[EmbeddedEngine]:
         return list((clients or {}).values())
 
     offload = offload or InlineOffload()
-    async with names_store(disk) as store, tier_of(slabs, offload, store.superblock.identity) as memory:
+    async with names_store(disk) as store, tier_of(slabs, offload, store.superblock.identity, fabric) as memory:
         names = Names(store, upkeep_of)
         connect: ConnectNames = names.connect
         async with open_head(
@@ -149,6 +151,7 @@ async def head_over(
             clock=clock or store.clock,
             buffers=BufferPool(BUFFER_BYTES),
             memory=memory,
+            fabric=fabric,
         ) as head:
             yield HeadAndNames(head, names, keepers)
             assert head.parts.buffers.in_use == 0, "a request's memory was not given back"
@@ -156,12 +159,15 @@ async def head_over(
 
 
 @asynccontextmanager
-async def tier_of(slabs: int, offload: Offload, identity: StoreIdentity) -> AsyncIterator[HeadMemory]:
+async def tier_of(
+    slabs: int, offload: Offload, identity: StoreIdentity, fabric: EngineFabric | None = None
+) -> AsyncIterator[HeadMemory]:
     """A DRAM tier of small slabs, and its index; at the end nothing is pinned."""
     if not slabs:
         yield HeadMemory()
         return
-    with closing(DramTier(Arena(slabs, SLAB_BYTES))) as tier:
+    arena = Arena(slabs, SLAB_BYTES) if fabric is None else Arena(slabs, SLAB_BYTES, registered=fabric.registered)
+    with closing(DramTier(arena)) as tier:
         async with open_tier_index(tier, offload, identity, "memory", INDEX_ENTRIES) as index:
             yield HeadMemory(tier, index)
         assert tier.statistics()["pinned_bytes"] == 0, "a pin was not taken back"
@@ -169,7 +175,12 @@ async def tier_of(slabs: int, offload: Offload, identity: StoreIdentity) -> Asyn
 
 @asynccontextmanager
 async def lake_of(
-    disk: SimDisk | None = None, *, offload: Offload | None = None, clock: Clock | None = None, slabs: int = 0
+    disk: SimDisk | None = None,
+    *,
+    offload: Offload | None = None,
+    clock: Clock | None = None,
+    slabs: int = 0,
+    fabric: EngineFabric | None = None,
 ) -> AsyncIterator[Lake]:
     """A lake in this process, whose chunks are in memory; its only member keeps keys, and starts when it is asked."""
     async with trio.open_nursery() as nursery:
@@ -186,7 +197,9 @@ async def lake_of(
         async def keepers() -> Sequence[EmbeddedEngine]:
             return [await keys.reach()]
 
-        async with head_over(stripes, known, upkeep_of, disk, offload=offload, clock=clock, slabs=slabs) as made:
+        async with head_over(
+            stripes, known, upkeep_of, disk, offload=offload, clock=clock, slabs=slabs, fabric=fabric
+        ) as made:
             yield Lake(made.head, made.names, keepers, stripes, known)
         await keys.stop()
 

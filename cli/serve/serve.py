@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 _OF_MEMBERS: Final = ("log_level", "scrub_interval", "scrub_rate", "io_uring")
 """Settings of a lake that are each member's."""
-_NO_PORTS: Final = ("--s3", "off", "--admin", "off", "--rdma", "off")
-_NO_FACES: Final = (*_NO_PORTS, *("--dram-tier-bytes", "0", "--upload-expiry", "0"))
-"""A member has no client but the lake: no ports, and no tier for clients of this machine."""
+_NO_PORTS: Final = ("--s3", "off", "--admin", "off")
+_NO_FACES: Final = (*_NO_PORTS, *("--rdma", "off", "--dram-tier-bytes", "0", "--upload-expiry", "0"))
+"""A member has no client but the lake: no ports, no RDMA, and no tier for clients of this machine."""
 
 
 @click.command()
@@ -204,7 +204,8 @@ def member_command(
 def head_command(config: Config, number: int, sockets: Sequence[int], names: str) -> list[str]:
     """Return the command of a head's process.  The heads and the process that starts them share the DRAM tier's bytes.
 
-    A shared index that has a path has one for each of them.
+    `--heads` says by how many the memory is divided that is registered for RDMA.  A shared index that has a path has
+    one for each head.
     """
     from engine.lake.lake_process import tier_share
 
@@ -214,6 +215,7 @@ def head_command(config: Config, number: int, sockets: Sequence[int], names: str
         *("--socket", str(config.socket), "--socket-group", config.socket_group),
         *("--native", str(config.native or "off")),
         *_NO_PORTS,
+        *("--rdma", config.rdma, "--heads", str(config.heads)),
         *("--dram-tier-bytes", str(tier_share(config))),
         *("--hot-index", index, "--hot-index-entries", str(config.hot_index_entries)),
         *("--log-level", config.log_level),

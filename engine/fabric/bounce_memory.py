@@ -1,8 +1,8 @@
-"""Bounce memory: registered buffers of the engine, through which loads and puts over RDMA move their bytes.
+"""Bounce memory: registered buffers of an engine or a head, through which loads and puts over RDMA move their bytes.
 
 Rules kept here:
-- At most BOUNCE_BUFFERS exist, less than 64 MiB.  Each is made and registered when it is first needed, and
-  kept.
+- At most BOUNCE_BUFFERS exist, less than 64 MiB; the heads of one machine divide them, and each has two at least.  Each
+  is made and registered when it is first needed, and kept.
 - No peer has a right to a buffer: only this engine's own READs and WRITEs touch it.
 - A buffer belongs to one user until it is given back.  `TrioMover` has ended everything that touches it by then.
 
@@ -21,6 +21,9 @@ import trio
 from lakefs.limits import BOUNCE_BUFFERS, BOUNCE_BYTES
 from lakefs.ports import Offload
 from lakefs.transport.fabric import Fabric, Piece, Region, Remote
+
+_SHARE_MIN: Final = 2
+"""Least buffers of a process: one stays for others while a client does not answer."""
 
 
 class Bounce:
@@ -46,9 +49,13 @@ class Bounce:
 class BounceMemory:
     """The buffers of one fabric; users wait for them in turn."""
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, sharers: int = 1) -> None:
+        """`sharers`: the processes that divide the buffers."""
         self._fabric = fabric
+        self.count_max: Final = BOUNCE_BUFFERS if sharers == 1 else max(BOUNCE_BUFFERS // sharers, _SHARE_MIN)
         self._turns = trio.Semaphore(BOUNCE_BUFFERS)
+        for _ in range(BOUNCE_BUFFERS - self.count_max):
+            self._turns.acquire_nowait()  # for ever: they are other heads'
         self._free: list[Bounce] = []
         self._count = 0
 
@@ -64,7 +71,7 @@ class BounceMemory:
             if not self._free:
                 made = await offload.run(Bounce, self._fabric)
                 self._count += 1
-                assert self._count <= BOUNCE_BUFFERS, "a buffer is made when all others are taken"
+                assert self._count <= self.count_max, "a buffer is made when all others are taken"
                 self._free.append(made)
             bounce = self._free.pop()
             try:

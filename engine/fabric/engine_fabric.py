@@ -1,12 +1,12 @@
-"""RDMA in an engine: its device, a queue pair for each connection that asks for one, and registered memory.
+"""RDMA in an engine or a head: its device, a queue pair for each connection that asks for one, and registered memory.
 
 Rules kept here:
 - A connection has one queue pair at most, FABRIC_LINKS_MAX all together.  It is closed with the connection, and when
   another one replaces it; the keys of its grants are of no use without it.
 - Peers may READ slabs of the DRAM tier, and nothing else; they may WRITE nothing.
-- A connection moves bytes through BOUNCES_PER_LINK buffers at most, and READs one put at a time, so that a client
-  that does not answer keeps no other from its turn.  What fails or takes longer than MOVE_TIMEOUT_S ends the queue
-  pair.
+- A connection moves bytes through BOUNCES_PER_LINK buffers at most, where a head has two through one, and READs one put
+  at a time, so that a client that does not answer keeps no other from its turn.  What fails or takes longer than
+  MOVE_TIMEOUT_S ends the queue pair.
 - Work is posted, and queue pairs are made and closed, in threads.
 
 An engine without a device has an `EngineFabric` too, with the reason; it refuses every queue pair.  Used on the loop,
@@ -45,6 +45,8 @@ class ServedLink:
         self._offload = offload
         self._bounces = bounces
         self._turns = trio.Semaphore(BOUNCES_PER_LINK)
+        if bounces.count_max == BOUNCES_PER_LINK:
+            self._turns.acquire_nowait()  # for ever: one buffer stays for others
         self.put_turn: Final = trio.Lock()
         """Held by a put while its payloads are READ: puts that wait for a slow client hold no memory for payloads."""
 
@@ -73,9 +75,10 @@ class ServedLink:
 class EngineFabric:
     """The device of one engine, or the reason why it has none."""
 
-    def __init__(self, fabric: Fabric | None, reason: str = "") -> None:
+    def __init__(self, fabric: Fabric | None, reason: str = "", *, sharers: int = 1) -> None:
+        """`reason`: see below.  `sharers`: the heads of this machine, which divide the memory to move bytes through."""
         self._fabric = fabric
-        self._bounces = BounceMemory(fabric) if fabric is not None else None
+        self._bounces = BounceMemory(fabric, sharers) if fabric is not None else None
         self._links: dict[object, ServedLink] = {}
         self._turns: dict[object, trio.Lock] = {}
         """Locks of the connections that have opened queue pairs: one request at a time, in the order they came."""

@@ -5,6 +5,7 @@
     chunks           hashed here, stored and read over the members (`engine.members.ports.Stripes`)
 
     DRAM tier        chunks that are read again, shared with clients on this machine (`engine.head.head_tier`)
+    RDMA             the same tier, loads and puts, for clients on other machines (`engine.fabric`)
     key homes        keyed indexes of the members on this machine, for clients there (`engine.head.local_keys`)
 
 Clients use it as they use one engine.  Other memory that one engine shares with clients (segments of its own, pins,
@@ -71,7 +72,6 @@ NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
     m.PinChunks,
     m.UnpinChunks,
     m.OpenStamps,
-    m.FabricOpen,
     m.OpenKeyedIndex,
     # of members and names
     m.SetEpoch,
@@ -147,6 +147,7 @@ class HeadParts:
         about_machine: AboutMachine = dict,
         memory: HeadMemory = NO_MEMORY,
         machine: str = "",
+        fabric: EngineFabric | None = None,
     ) -> None:
         self.stripes = KeyedChunks(stripes, members, offload)
         self.members = members
@@ -158,9 +159,9 @@ class HeadParts:
         self.payload_memory = PayloadMemory(buffers)
         self.references = References(clock, sessions=HeadSession, clients=HeadClient)
         self.lent = Lendings(offload)
-        self.fabric = EngineFabric(None, "heads do not use RDMA")
+        self.fabric = fabric or EngineFabric(None, "it is off")
         self.chunks = HeadChunks(self.stripes, members, offload)
-        self.tier = HeadTier(self.stripes, self.chunks.lengths, offload, memory)
+        self.tier = HeadTier(self.stripes, self.chunks.lengths, offload, memory, self.fabric)
         self.manifests = HeadManifests(self.stripes)
         self.pins = HeadPins(self.references, members)
         self.answers = AnswerMemory()
@@ -209,13 +210,15 @@ async def open_head(
     about_machine: AboutMachine = dict,
     memory: HeadMemory = NO_MEMORY,
     machine: str = "",
+    fabric: EngineFabric | None = None,
 ) -> AsyncIterator[Head]:
     """Open a head; it ends with the block, and its connections to names with it.
 
     `about_machine` returns what this machine has of the lake: it is a part of the status.  `memory`: the head's DRAM
-    tier, which the caller closes behind it.  `machine`: the id of this one, "" if it is not known.
+    tier, which the caller closes behind it.  `machine`: the id of this one, "" if it is not known.  `fabric`: the RDMA
+    device, in which the tier is registered; the caller closes it last.
     """
-    parts = HeadParts(stripes, members, offload, clock, buffers, about_machine, memory, machine)
+    parts = HeadParts(stripes, members, offload, clock, buffers, about_machine, memory, machine, fabric)
     with plain_errors(), closing(parts.homes.local):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(SessionRenewal(parts.references, parts.chunks).run)
@@ -270,6 +273,7 @@ class HeadAbout:
     async def hello(self, client: HeadClient) -> Reply:
         names = (await client.names.connection()).hello
         features = (names.features & (m.FEATURE_PLACES | m.FEATURE_WATCH_ALL)) | _OFFERED | self._parts.tier.features
+        features |= m.FEATURE_FABRIC if self._parts.fabric.is_on else 0
         return Reply(msgspec.structs.replace(names, features=features, descriptors=client.descriptors))
 
     @handles(m.Ping)
@@ -301,6 +305,7 @@ class HeadAbout:
                 "chunks_of_puts": parts.chunks.answers,
             },
             "dram": parts.tier.dram.statistics(),
+            "rdma": parts.fabric.statistics(),
             "hot_index": {"state": "off"} if parts.tier.shared_index is None else parts.tier.shared_index.statistics(),
         } | parts.about_machine()
         return Reply(m.StatusReply(json.dumps(found)))
@@ -322,8 +327,8 @@ def _groups(parts: HeadParts) -> list[Group]:
     binds = HeadBinds(parts.references, parts.chunks, blobs)
     objects = ObjectBinds(binds, slots, parts.payload_memory, parts.offload)
     opens = HeadOpens(parts.tier, parts.manifests, lengths, parts.answers)
-    reads = ChunkReads(parts.stripes, parts.tier, lengths, parts.answers)
-    loads = HeadLoads(parts.tier, lengths, parts.lent, parts.offload, parts.clock)
+    reads = ChunkReads(parts.tier, lengths, parts.answers)
+    loads = HeadLoads(parts)
     about = HeadAbout(parts)
     return [
         *_keyed_groups(parts, binds, loads),
@@ -344,7 +349,7 @@ def _keyed_groups(parts: HeadParts, binds: HeadBinds, loads: HeadLoads) -> list[
     commits = HeadKeyedCommits(parts.homes, matches, parts.members, parts.stripes, binds)
     keyed = HeadKeyed(parts.homes, matches, parts.pins)
     return [
-        Group([HeadSpaces(parts.homes), HeadKeyedLoads(matches, loads), keyed, parts.pins, commits]),
+        Group([HeadSpaces(parts.homes), HeadKeyedLoads(matches, loads, parts.answers), keyed, parts.pins, commits]),
         Group([HeadLocal(parts.homes, parts.tier)]),
         Group([puts], bodies={m.KeyedPut: puts.receive}, ends=[parts.pins.disconnected]),
     ]

@@ -152,11 +152,17 @@ class KeyMatches:
         return counts
 
     async def read(
-        self, client: HeadClient, space: int, keys: Sequence[bytes], indexes: Sequence[int], found: Found
+        self,
+        client: HeadClient,
+        space: int,
+        keys: Sequence[bytes],
+        indexes: Sequence[int],
+        found: Found,
+        bytes_max: int,
     ) -> dict[ChunkId, Got]:
         """Like `match`, and read the first parts of each home's values; returns those that were read, checked.
 
-        All together have at most BODY_BYTES_MAX bytes.
+        All together have at most BODY_BYTES_MAX bytes, and those of a home at most `bytes_max`.
         """
         await self._homes.check(client, space)
         by_home = self._homes.by_home(space, keys, indexes)
@@ -164,7 +170,7 @@ class KeyMatches:
 
         async def read_at(home: MemberId) -> None:
             asked = [keys[index] for index in by_home[home]]
-            request = m.KeyedRead(space, asked, BODY_BYTES_MAX // len(by_home))
+            request = m.KeyedRead(space, asked, min(bytes_max, BODY_BYTES_MAX // len(by_home)))
             try:
                 reply = await self._homes.ask(client, home, request)
             except OperationalError:

@@ -1,5 +1,8 @@
 """LoadSlots and KeyedLoad at a head: chunks are read, checked, and copied into memory that a client has lent.
 
+For memory that a client has registered for RDMA they are copied to registered buffers of this machine, and written from
+there (`engine.requests.fabric_loads`).
+
 Chunks in the DRAM tier are copied by the kernel, from their slab, and checked by the client alone, as from an engine's
 page cache: one that does not match is asked for anew, then as a stream, which is checked here.  Others are read over
 the members, and checked.
@@ -8,35 +11,41 @@ Rules kept here:
 - Every chunk has a result: its length, or its failure.  A slot reported as loaded holds that chunk's bytes.
 - Payload is written to [offset, offset + length) of the memory and nowhere else; no two payloads overlap.
 - Before each write the head asks if the client is still connected: afterwards its memory is its own.
-- Chunks are read a few at once: BODY_BYTES_MAX for one request.
+- Chunks are read a few at once: BODY_BYTES_MAX for one request.  By RDMA, a buffer's at once; parts of values that are
+  read with their keys count as an answer until all are written (`AnswerMemory`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 from msgspec.structs import replace
 
 from engine.chunks.manifests import checked_chunks
-from engine.head.head_chunks import KnownLengths
+from engine.fabric.bounce_memory import Bounce
+from engine.fabric.engine_fabric import EngineFabric
+from engine.head.head_chunks import HeadChunks
 from engine.head.head_clients import HeadClient
 from engine.head.head_keyed import Found, KeyMatches
 from engine.head.head_tier import HeadTier, InSlab
 from engine.members.ports import Got, Wanted
-from engine.memory.lent_memory import LentMemory, copy_into, put_into
-from engine.memory.while_lent import WhileLent
+from engine.memory.lent_memory import copy_into, put_into
+from engine.memory.while_lent import WhileLent, always
+from engine.requests.answer_memory import AnswerMemory
 from engine.requests.answers import failure_of
+from engine.requests.fabric_loads import load_by_fabric
 from engine.requests.handlers import handles
 from engine.requests.keyed_batch import check_keys, divided
 from engine.requests.keyed_load import WantedValues, check_lists
-from engine.requests.load_ranges import AT_ONCE_BYTES, are_plain
+from engine.requests.load_ranges import AT_ONCE_BYTES, SlotMemory, are_plain
 from engine.sessions.lendings import Lendings
 from engine.tiers.dram_tier import Placement
-from lakefs.errors import InvalidArgument, LakeError, SessionLost, SourceChanged, UnsupportedVersion
+from lakefs.errors import InvalidArgument, LakeError, SessionLost, SourceChanged
 from lakefs.ids import EMPTY_CHUNK, ChunkId
 from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES
 from lakefs.ports import Clock, Offload
@@ -47,15 +56,27 @@ NOT_READ: Final[Mapping[ChunkId, Got]] = MappingProxyType({})
 """No chunk was read already."""
 
 
+class LoadingParts(Protocol):
+    """The parts of a head that are used here."""
+
+    lent: Lendings
+    fabric: EngineFabric
+    offload: Offload
+    clock: Clock
+    chunks: HeadChunks
+    tier: HeadTier
+
+
 class HeadLoads:
     """Handler of LoadSlots."""
 
-    def __init__(self, tier: HeadTier, lengths: KnownLengths, lent: Lendings, offload: Offload, clock: Clock) -> None:
-        self._tier = tier
-        self._lengths = lengths
-        self._lent = lent
-        self._offload = offload
-        self._clock = clock
+    def __init__(self, parts: LoadingParts) -> None:
+        self._tier = parts.tier
+        self._lengths = parts.chunks.lengths
+        self._lent = parts.lent
+        self._fabric = parts.fabric
+        self._offload = parts.offload
+        self._clock = parts.clock
 
     @handles(m.LoadSlots)
     async def load_slots(self, client: HeadClient, request: m.LoadSlots) -> Reply:
@@ -71,18 +92,34 @@ class HeadLoads:
         chunks = checked_chunks(request.chunks)
         if len(request.offsets) != len(chunks) or len(request.lengths) not in (0, len(chunks)):
             raise InvalidArgument("chunks and offsets go together, and lengths with them when there are any")
-        check_not_by_rdma(request)
+        if request.fabric is not None:
+            lengths_of, into = partial(self._lengths_of, parts), partial(self._load_into_buffer, parts)
+            return await load_by_fabric(self._fabric, client, request, chunks, lengths_of, into)
         client.check_its_memory()
         with self._lent.using(client, request.memory, writable=True) as memory:
             ask = WhileLent(client.check_its_memory, self._clock)
-            load = _Load(request, chunks, memory, ask)
             try:
-                if not await self._load_from_memory(load):
-                    await self._load(load, parts)
-                return load.answer()
+                return await self._load_all(_Load(request, chunks, memory, ask), parts)
             except SessionLost as error:
                 lost = error.with_traceback(None)  # which would keep the memory mapped
         raise lost
+
+    async def _lengths_of(self, parts: Mapping[ChunkId, Got], chunks: Sequence[ChunkId]) -> list[int | LakeError]:
+        """See `LengthsOf`."""
+        left = [chunk for chunk in chunks if chunk not in parts]
+        found = iter(await self._tier.lengths_of(left))
+        return [parts[chunk].chunk_bytes if chunk in parts else next(found) for chunk in chunks]
+
+    async def _load_into_buffer(
+        self, parts: Mapping[ChunkId, Got], request: m.LoadSlots, chunks: Sequence[ChunkId], buffer: Bounce
+    ) -> m.SlotsLoaded:
+        """See `LoadInto`."""
+        return await self._load_all(_Load(request, chunks, buffer, always, _copy), parts)
+
+    async def _load_all(self, load: _Load, parts: Mapping[ChunkId, Got]) -> m.SlotsLoaded:
+        if not await self._load_from_memory(load):
+            await self._load(load, parts)
+        return load.answer()
 
     async def _load_from_memory(self, load: _Load) -> bool:
         """Load short chunks that are all in the tier; True if that was done.  On False, `_load` does it, and reports.
@@ -135,18 +172,30 @@ class HeadLoads:
 class HeadKeyedLoads:
     """Handler of KeyedLoad: the parts of the values that are found are loaded like any chunk."""
 
-    def __init__(self, matches: KeyMatches, loads: HeadLoads) -> None:
+    def __init__(self, matches: KeyMatches, loads: HeadLoads, answers: AnswerMemory) -> None:
         self._matches = matches
         self._loads = loads
+        self._answers = answers
 
     @handles(m.KeyedLoad)
     async def keyed_load(self, client: HeadClient, request: m.KeyedLoad) -> Reply:
         check_keys(request.keys)
         check_lists(len(request.keys), request.offsets, request.lengths)
-        check_not_by_rdma(request)
+        if request.fabric is None:
+            return Reply(await self._load(client, request, BODY_BYTES_MAX))
+        bytes_max = min(max(1, sum(request.lengths)) if request.lengths else BODY_BYTES_MAX, BODY_BYTES_MAX)
+        with ExitStack() as releases:  # what is read waits for the client's turn
+            releases.callback(await self._answers.room(client, bytes_max))
+            return Reply(await self._load(client, request, bytes_max))
+
+    async def _load(self, client: HeadClient, request: m.KeyedLoad, bytes_max: int) -> m.KeyedLoaded:
+        """Find the values, load their parts, and return the answer.
+
+        With the keys, so many bytes of each home are read at most.
+        """
         found = Found()
         indexes = divided(request.keys)[1]
-        parts = await self._matches.read(client, request.space, request.keys, indexes, found)
+        parts = await self._matches.read(client, request.space, request.keys, indexes, found, bytes_max)
         wanted = WantedValues(request)
         for index in range(len(request.keys)):
             wanted.is_full = wanted.is_full or index in found.failures  # its home's answer was full
@@ -154,25 +203,26 @@ class HeadKeyedLoads:
             wanted.add(index, None if value is None or wanted.is_full else value.as_record())
         slots = m.LoadSlots(request.memory, list(wanted.chunks), wanted.offsets, wanted.lengths)
         slots = replace(slots, checksums=request.checksums, fabric=request.fabric)
-        return Reply(wanted.reply(await self._loads.load(client, slots, parts)))
-
-
-def check_not_by_rdma(request: m.LoadSlots | m.KeyedLoad) -> None:
-    """Raise UnsupportedVersion for a load into memory that is registered for RDMA."""
-    if request.fabric is not None:
-        raise UnsupportedVersion("this lake's head does not move payload by RDMA; ask for the bytes instead")
+        return wanted.reply(await self._loads.load(client, slots, parts))
 
 
 class _Load:
     """One request, and the results so far."""
 
     def __init__(
-        self, request: m.LoadSlots, chunks: Sequence[ChunkId], memory: LentMemory, ask: Callable[[], None]
+        self,
+        request: m.LoadSlots,
+        chunks: Sequence[ChunkId],
+        memory: SlotMemory,
+        ask: Callable[[], None],
+        put: Callable[[memoryview, memoryview], None] = put_into,
     ) -> None:
+        """`ask` raises SessionLost if the memory may not be written to any more.  `put` copies payload into it."""
         self.chunks = chunks
         self.request = request
         self._memory = memory
         self._ask = ask
+        self._put_into = put
         self._lengths = [0] * len(chunks)
         self._crcs = [b""] * len(chunks)
         self._failures: dict[int, m.Failure] = {}
@@ -182,7 +232,7 @@ class _Load:
 
     @property
     def memory_bytes(self) -> int:
-        """Length of the lent memory."""
+        """Length of the memory."""
         return self._memory.size_bytes
 
     def copy(self, index: int, place: Placement, descriptor: int) -> None:
@@ -221,7 +271,7 @@ class _Load:
         if isinstance(got, InSlab):
             copy_into(slot, got.descriptor, got.at)
         else:
-            put_into(slot, got.payload)
+            self._put_into(slot, got.payload)
         self._lengths[index] = length
         self._crcs[index] = got.crcs
 
@@ -234,3 +284,8 @@ class _Load:
         if offset < self._end:
             raise InvalidArgument(f"the slot at {offset} overlaps the one before it")
         self._end = offset + length
+
+
+def _copy(slot: memoryview, payload: memoryview) -> None:
+    """Copy payload into a buffer of this process."""
+    slot[:] = payload

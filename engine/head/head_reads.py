@@ -25,7 +25,7 @@ from engine.chunks.manifests import CachedManifests, checked_chunks
 from engine.head.head_chunks import KnownLengths
 from engine.head.head_clients import HeadClient
 from engine.head.head_tier import HeadTier
-from engine.members.ports import Got, Stripes, Wanted
+from engine.members.ports import Got, Wanted
 from engine.requests.answer_memory import AnswerMemory
 from engine.requests.answers import failure_of
 from engine.requests.chunk_ranges import LENT_FROM_BYTES
@@ -43,7 +43,7 @@ from lakefs.errors import (
     RequestTooLarge,
     UnsupportedVersion,
 )
-from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, kind_of
+from lakefs.ids import ChunkId, ChunkKind, kind_of
 from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
@@ -155,8 +155,7 @@ class HeadOpens:
 class ChunkReads:
     """Handlers of Locate and ReadChunks."""
 
-    def __init__(self, stripes: Stripes, tier: HeadTier, lengths: KnownLengths, memory: AnswerMemory) -> None:
-        self._stripes = stripes
+    def __init__(self, tier: HeadTier, lengths: KnownLengths, memory: AnswerMemory) -> None:
         self._tier = tier
         self._lengths = lengths
         self._memory = memory
@@ -164,16 +163,13 @@ class ChunkReads:
     @handles(m.Locate)
     async def locate(self, client: HeadClient, request: m.Locate) -> Reply:
         chunks = checked_chunks(request.chunks)
-        lengths = [self._tier.length_of(chunk) for chunk in chunks]
-        unknown = [index for index, length in enumerate(lengths) if not length and chunks[index] != EMPTY_CHUNK]
-        found = await self._stripes.lengths([chunks[index] for index in unknown]) if unknown else []
-        for index, length in zip(unknown, found, strict=True):
-            if not isinstance(length, LakeError):
-                lengths[index] = length
-                self._lengths.note([(chunks[index], length)])
-            elif not isinstance(length, ChunkNotFound | CorruptionError):
-                raise length
-        grants = [streamed_grant(length) if length else NO_GRANT for length in lengths]
+        grants: list[m.Grant] = []
+        for length in await self._tier.lengths_of(chunks):
+            if isinstance(length, LakeError):
+                if not isinstance(length, ChunkNotFound | CorruptionError):
+                    raise length
+                length = 0
+            grants.append(streamed_grant(length) if length else NO_GRANT)
         self._tier.grant(client, request.media, chunks, grants)
         return Reply(m.Located(grants))
 

@@ -2,7 +2,8 @@
 
     reads      from the tier where it has the chunk, checked by CRC32C on the way; else over the members
     fills      from reads of whole chunks, in the background (`engine.tiers.dram_filler`)
-    clients    get grants of its cells, map its slabs, and look its chunks up in an index of their own
+    clients    on its machine get grants of its cells, map its slabs, and look its chunks up in an index of their own;
+               others, with a queue pair, get grants to READ registered cells over RDMA
 
 Rules kept here:
 - Only bytes of a whole chunk that was read over the members enter, and such a read is checked by BLAKE3.
@@ -23,20 +24,22 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from engine.fabric.engine_fabric import EngineFabric
 from engine.format.layouts import ChunkRecord
 from engine.head.head_chunks import KnownLengths
 from engine.members.ports import Got, Stripes, Wanted
-from engine.requests.locate import reads_slabs
+from engine.requests.locate import reads_by_fabric, reads_slabs
 from engine.sessions.references import Client
 from engine.tiers.dram_filler import Dram, PinnedRange
 from engine.tiers.dram_tier import DramTier, Placement
 from engine.tiers.tier_index import TierIndex
 from lakefs.content.verify import vector_bytes
 from lakefs.errors import ChunkDamaged, InvalidArgument, LakeError
-from lakefs.ids import Birth, ChunkId, SegmentId, id_text
+from lakefs.ids import EMPTY_CHUNK, Birth, ChunkId, SegmentId, id_text
 from lakefs.limits import DRAM_PAYLOAD_BYTES_MIN, GRANULE_BYTES
 from lakefs.ports import Offload
 from lakefs.wire import messages as m
+from lakefs.wire.media import BY_FABRIC
 
 
 class HeadMemory(NamedTuple):
@@ -88,9 +91,13 @@ class StripeSource:
 class HeadTier:
     """The tier of one head, and reads through it.  Used on the loop.  `dram` is to be run."""
 
-    def __init__(self, stripes: Stripes, lengths: KnownLengths, offload: Offload, memory: HeadMemory) -> None:
+    def __init__(
+        self, stripes: Stripes, lengths: KnownLengths, offload: Offload, memory: HeadMemory, fabric: EngineFabric
+    ) -> None:
+        """`fabric`: the RDMA over which clients READ the tier."""
         self.dram = Dram(memory.tier, StripeSource(stripes, lengths, offload), offload)
         self.shared_index = memory.shared_index
+        self._fabric = fabric
         self._stripes = stripes
         self._lengths = lengths
 
@@ -145,15 +152,42 @@ class HeadTier:
         grant = None if self.dram.tier is None else self.dram.tier.grant(chunk)
         return self._lengths.of(chunk) if grant is None else grant.stored_bytes
 
+    async def lengths_of(self, chunks: Sequence[ChunkId]) -> list[int | LakeError]:
+        """Return the length of each chunk, of members where it is not known; 0 for the empty one."""
+        lengths: list[int | LakeError] = [self.length_of(chunk) for chunk in chunks]
+        unknown = [index for index, length in enumerate(lengths) if not length and chunks[index] != EMPTY_CHUNK]
+        found = await self._stripes.lengths([chunks[index] for index in unknown]) if unknown else []
+        for index, length in zip(unknown, found, strict=True):
+            lengths[index] = length
+            if not isinstance(length, LakeError):
+                self._lengths.note([(chunks[index], length)])
+        return lengths
+
     def grant(self, client: Client, media: int, chunks: Sequence[bytes], grants: list[m.Grant]) -> None:
         """Replace the grants of chunks that are in the tier by grants of their cells, for a client that may read them.
 
         Each counts as a read.
         """
         tier = self.dram.tier
-        if tier is None or not reads_slabs(client, media):
+        if tier is None:
             return
-        inside = [index for index, chunk in enumerate(chunks) if ChunkId(chunk) in tier]
+        if reads_by_fabric(self._fabric, client, media):
+            self._grant_remotely(tier, chunks, grants)
+        if reads_slabs(client, media):
+            self._grant_cells(tier, chunks, grants)
+
+    def _grant_remotely(self, tier: DramTier, chunks: Sequence[bytes], grants: list[m.Grant]) -> None:
+        tier.grant_remotely([ChunkId(chunk) for chunk in chunks], grants)
+        granted = [index for index, grant in enumerate(grants) if grant.medium in BY_FABRIC]
+        some = [grants[index] for index in granted]
+        self.dram.note_reads([ChunkId(chunks[index]) for index in granted], some, understood=False)
+
+    def _grant_cells(self, tier: DramTier, chunks: Sequence[bytes], grants: list[m.Grant]) -> None:
+        inside = [
+            index
+            for index, chunk in enumerate(chunks)
+            if ChunkId(chunk) in tier and grants[index].medium not in BY_FABRIC
+        ]
         some = [grants[index] for index in inside]
         self.dram.note_reads([ChunkId(chunks[index]) for index in inside], some, understood=True)
         for index, found in zip(inside, some, strict=True):

@@ -35,6 +35,7 @@ from engine.lake.member_processes import MemberPlan
 from engine.lake.parts import LakeParts, open_lake
 from engine.lake.plan import LakePlan, TierPlan, refuse_other_protection
 from engine.process.places import group_id, judge_permissions, places_made
+from engine.process.rdma_device import rdma_device, rdma_of_heads
 from engine.process.running import (
     DESCRIPTORS_PER_SLAB,
     Face,
@@ -48,6 +49,7 @@ from engine.superblock.secret_files import new_token
 from lakefs.cluster.protection import Protection
 from lakefs.config.settings import Address, Config, parse_address
 from lakefs.errors import ConfigError, InvalidArgument
+from lakefs.fabric.devices import OpenFabric, open_device
 from lakefs.grants.dram_slabs import SLAB_BYTES
 from lakefs.ids import CopyId
 from lakefs.limits import STRANGERS_MAX
@@ -138,23 +140,33 @@ async def run_lake(
     head_command: HeadCommand | None = None,
     faces: Sequence[Face] = (),
     options: LakeOptions | None = None,
+    open_fabric: OpenFabric = open_device,
 ) -> None:
-    """Serve until SIGTERM or SIGINT.  Raises the errors of `open_lake`, and of binding the addresses."""
+    """Serve until SIGTERM or SIGINT.  Raises the errors of `open_lake`, and of binding the addresses.
+
+    `open_fabric` opens the RDMA device.
+    """
     group = group_id(config.socket_group)
     with places_made(config):
         judge_permissions(config, group)
         plan = plan_lake(config, member_command, options or LakeOptions())
+        head_command = head_command if config.heads > 1 else None
+        device = rdma_device if head_command is None else rdma_of_heads
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as opening:
                 opened = await opening.start(_cancel_on_signal, signals, opening.cancel_scope)
-                async with open_lake(plan) as lake, trio.open_nursery() as nursery:
+                async with (
+                    device(config, open_fabric) as fabric,
+                    open_lake(plan, fabric=fabric) as lake,
+                    trio.open_nursery() as nursery,
+                ):
                     opened.cancel()
                     local_names = None if lake.names is None else lake.names.local
                     nursery.start_soon(take_new_folders, lake.plan, lake.processes, local_names)
                     if lake.names is not None:
                         nursery.start_soon(lake.names.upkeep.run)
                     running = _running(RunningLake, config, lake, group)
-                    if config.heads > 1 and head_command is not None:
+                    if head_command is not None:
                         about = partial(about_machine, lake.plan, lake.processes)
                         running.heads = HeadProcesses(config.heads, head_command, about)
                     await serve_until_signal(running, nursery, signals, printer, (_serve_machines, *faces))
@@ -162,7 +174,9 @@ async def run_lake(
     printer("stopped")
 
 
-async def run_head(config: Config, *, names: str, sockets: Sequence[int], parent: int) -> None:
+async def run_head(
+    config: Config, *, names: str, sockets: Sequence[int], parent: int, open_fabric: OpenFabric = open_device
+) -> None:
     """Serve one of several heads of a machine until SIGTERM or SIGINT, or the end of its parent.
 
     `names`: their address on this machine; empty where another machine has them.  `sockets` are inherited, listening.
@@ -176,7 +190,11 @@ async def run_head(config: Config, *, names: str, sockets: Sequence[int], parent
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with open_parent(parent, heard) as process, trio.open_nursery() as opening:
             opened = await opening.start(_cancel_on_signal, signals, opening.cancel_scope)
-            async with open_lake(plan_head(config, names), lambda: told) as lake, trio.open_nursery() as nursery:
+            async with (
+                rdma_device(config, open_fabric) as fabric,
+                open_lake(plan_head(config, names), lambda: told, fabric) as lake,
+                trio.open_nursery() as nursery,
+            ):
                 opened.cancel()
                 running = _running(partial(RunningHead, sockets=sockets), config, lake, group_id(config.socket_group))
                 await serve_until_signal(running, nursery, signals, lambda line: None, (process.report,))
@@ -225,7 +243,7 @@ def plan_lake(config: Config, member_command: MemberCommand, options: LakeOption
         without=options.lost_copies(),
         restored=options.restored,
         upload_expiry_s=config.upload_expiry,
-        tier=_tier(config),
+        tier=_tier(config, tier_share(config)),
     )
 
 
@@ -241,13 +259,13 @@ def plan_head(config: Config, names: str) -> LakePlan:
         is_chosen=False,
         accept_loss=True,
         new_devices=False,
-        tier=_tier(config),
+        tier=_tier(config, tier_size_of(config)),  # it is the head's share
         names_socket=names,
     )
 
 
-def _tier(config: Config) -> TierPlan:
-    return TierPlan(tier_share(config), config.hot_index, config.hot_index_entries)
+def _tier(config: Config, size_bytes: int) -> TierPlan:
+    return TierPlan(size_bytes, config.hot_index, config.hot_index_entries)
 
 
 def tier_share(config: Config) -> int:

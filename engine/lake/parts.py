@@ -32,6 +32,7 @@ from engine.coordinator.lake_state import NO_EPOCH, NO_GENERATION, LakeState
 from engine.coordinator.names_coordinator import open_names_coordinator
 from engine.coordinator.records import LakeRecord
 from engine.coordinator.remote_coordinator import RemoteCoordinator, open_remote_coordinator
+from engine.fabric.engine_fabric import EngineFabric
 from engine.format.layouts import StoreIdentity
 from engine.head.head import AboutMachine, Head, open_head
 from engine.head.head_tier import HeadMemory
@@ -100,23 +101,27 @@ class LakeParts:
     """This opening made the lake's first table."""
 
 
-def open_lake(plan: LakePlan, about: AboutMachine | None = None) -> AbstractAsyncContextManager[LakeParts]:
+def open_lake(
+    plan: LakePlan, about: AboutMachine | None = None, fabric: EngineFabric | None = None
+) -> AbstractAsyncContextManager[LakeParts]:
     """Open a lake on this machine, and make it if it is new; everything ends with the block.
 
-    `about`: returns what status says of the machine, where another process has its members.
+    `about`: returns what status says of the machine, where another process has its members.  `fabric`: the head's RDMA
+    device, which the caller closes afterwards.
     Errors of `open_local_names`, on a machine that has joined of `machine_locked`; ConfigError for another protection
     than the recorded one; StoreUnusable when a new lake's member cannot be started, or no member of the table was ever
     added.  Waits for names of another machine until they can be reached: PermissionDenied, and PreconditionFailed for
     names of another lake.
     """
-    return _open_beside_names(plan, about) if plan.names_at else _open_with_names(plan)
+    fabric = fabric or EngineFabric(None, "it is off")
+    return _open_beside_names(plan, about, fabric) if plan.names_at else _open_with_names(plan, fabric)
 
 
 # --- the machine with the names ----------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def _open_with_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
+async def _open_with_names(plan: LakePlan, fabric: EngineFabric) -> AsyncIterator[LakeParts]:
     async with AsyncExitStack() as stack:
         offload = await stack.enter_async_context(ThreadOffload(ENGINE_THREADS, "lake"))
         names = await stack.enter_async_context(_open_names(plan))
@@ -135,10 +140,10 @@ async def _open_with_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
         content = await _open_content(stack, plan, coordinator, offload)
         upkeep = _upkeep(plan, names, gate, joined, coordinator, content, offload)
         serving = partial(NamesService, store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
-        memory = await stack.enter_async_context(_head_memory(plan.tier, store.superblock.identity, offload))
+        memory = await stack.enter_async_context(_head_memory(plan.tier, store.superblock.identity, offload, fabric))
         connect = _connecting(serving())
         about = partial(about_machine, plan, processes)
-        head = await _open_head(stack, plan, about, connect, content, offload, store.clock, memory)
+        head = await _open_head(stack, plan, about, connect, content, offload, store.clock, memory, fabric)
         with_names = LakeNames(names, upkeep, serving(coordinator=coordinator_group(coordinator)))
         yield LakeParts(plan, processes, content.links, head, protection, offload, with_names, is_made_now=not is_made)
 
@@ -212,7 +217,9 @@ def _connecting(service: NamesService) -> ConnectNames:
 
 
 @asynccontextmanager
-async def _open_beside_names(plan: LakePlan, about: AboutMachine | None) -> AsyncIterator[LakeParts]:
+async def _open_beside_names(
+    plan: LakePlan, about: AboutMachine | None, fabric: EngineFabric
+) -> AsyncIterator[LakeParts]:
     address = plan.names_at
     async with AsyncExitStack() as stack:
         stack.enter_context(machine_locked(plan.folders))
@@ -226,10 +233,10 @@ async def _open_beside_names(plan: LakePlan, about: AboutMachine | None) -> Asyn
         content = await _open_content(stack, plan, coordinator, offload)
         protection = Protection(record.data_shards, record.parity_shards)
         identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
-        memory = await stack.enter_async_context(_head_memory(plan.tier, identity, offload))
+        memory = await stack.enter_async_context(_head_memory(plan.tier, identity, offload, fabric))
         connect = names_at(address, token=plan.token)
         about = about or partial(about_machine, plan, processes)
-        head = await _open_head(stack, plan, about, connect, content, offload, SystemClock(), memory)
+        head = await _open_head(stack, plan, about, connect, content, offload, SystemClock(), memory, fabric)
         yield LakeParts(plan, processes, content.links, head, protection, offload, None, is_made_now=False)
 
 
@@ -302,6 +309,7 @@ async def _open_head(
     offload: Offload,
     clock: Clock,
     memory: HeadMemory,
+    fabric: EngineFabric,
 ) -> Head:
     opening = open_head(
         connect,
@@ -313,6 +321,7 @@ async def _open_head(
         about_machine=about,
         memory=memory,
         machine=plan.machine.machine,
+        fabric=fabric,
     )
     head = await stack.enter_async_context(opening)
     stack.callback(content.links.view.on_change(head.parts.homes.look))
@@ -320,12 +329,15 @@ async def _open_head(
 
 
 @asynccontextmanager
-async def _head_memory(plan: TierPlan, identity: StoreIdentity, offload: Offload) -> AsyncIterator[HeadMemory]:
+async def _head_memory(
+    plan: TierPlan, identity: StoreIdentity, offload: Offload, fabric: EngineFabric
+) -> AsyncIterator[HeadMemory]:
     """Open the head's DRAM tier as planned, and its shared index.  EngineBusy: memory is short."""
     slabs_max = plan.size_bytes // SLAB_BYTES
     if not slabs_max:
         yield HeadMemory()
         return
-    with closing(DramTier(await offload.run(Arena, slabs_max))) as tier:
+    arena = await offload.run(partial(Arena, slabs_max, registered=fabric.registered))
+    with closing(DramTier(arena)) as tier:
         async with open_tier_index(tier, offload, identity, plan.hot_index, plan.hot_index_entries) as index:
             yield HeadMemory(tier, index)

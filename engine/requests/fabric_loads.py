@@ -1,6 +1,7 @@
-"""Loads over RDMA: payloads are read into registered buffers of the engine, then written to the client's memory.
+"""Loads over RDMA: payloads are read into registered buffers, then written to the client's memory.
 
-The reading is that of LoadSlots, with a buffer in place of lent memory (`engine.requests.load_ranges`).
+The reading is that of LoadSlots, with a buffer in place of lent memory: an engine's (`engine.requests.load_ranges`),
+or a head's (`engine.head.head_loads`).
 
 Rules kept here:
 - A request's slots are laid out in buffers of 4 MiB, one after the other, and moved buffer by buffer; a request holds
@@ -15,7 +16,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence as Seq
 from typing import Final, NamedTuple
 
 from engine.fabric.bounce_memory import Bounce, add_piece
+from engine.fabric.engine_fabric import EngineFabric
 from engine.requests.answers import failure_of
+from engine.sessions.references import Client
 from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError
 from lakefs.ids import EMPTY_CHUNK, ChunkId, id_text
 from lakefs.limits import BOUNCE_BYTES, PAGE_BYTES, SMALL_PAYLOAD_BYTES
@@ -23,8 +26,32 @@ from lakefs.transport.fabric import Piece
 from lakefs.wire import messages as m
 
 _SMALL_ALIGNMENT: Final = 64
+LengthsOf = Callable[[Seq[ChunkId]], Awaitable[Seq[int | LakeError | None]]]
+"""Returns the length of each chunk's payload; None for one that does not exist, an error for one that cannot be found
+out.  What it returns is durable."""
 LoadInto = Callable[[m.LoadSlots, Seq[ChunkId], Bounce], Awaitable[m.SlotsLoaded]]
 """Loads chunks into a buffer, as LoadSlots does into lent memory."""
+
+
+async def load_by_fabric(
+    fabric: EngineFabric,
+    client: Client,
+    request: m.LoadSlots,
+    chunks: Seq[ChunkId],
+    lengths_of: LengthsOf,
+    load_into: LoadInto,
+) -> m.SlotsLoaded:
+    """Load chunks through registered buffers, write them to the client's memory, and return the answer.
+
+    Each chunk fails by itself; InvalidArgument, SessionLost for the request.
+    """
+    assert request.fabric is not None, "the request names memory of the client"
+    link = fabric.link_for(client, request.fabric)
+    load = FabricLoad(request, chunks, await lengths_of(chunks))
+    for batch in load.batches():
+        async with link.bounce() as bounce:
+            await link.move(await load.load(batch, bounce, load_into))
+    return load.answer()
 
 
 class _Slot(NamedTuple):
@@ -38,8 +65,8 @@ class _Slot(NamedTuple):
 class FabricLoad:
     """One request and the results so far."""
 
-    def __init__(self, request: m.LoadSlots, chunks: Seq[ChunkId], lengths: Seq[int | None]) -> None:
-        """`lengths`: of each chunk's payload; None for one that does not exist."""
+    def __init__(self, request: m.LoadSlots, chunks: Seq[ChunkId], lengths: Seq[int | LakeError | None]) -> None:
+        """`lengths`: see `LengthsOf`."""
         assert request.fabric is not None, "the request names memory of the client"
         self._request = request
         self._memory = request.fabric
@@ -50,12 +77,15 @@ class FabricLoad:
         found = [self._slot_of(index, length) for index, length in enumerate(lengths)]
         self._slots = self._without_overlaps([slot for slot in found if slot is not None])
 
-    def _slot_of(self, index: int, length: int | None) -> _Slot | None:
+    def _slot_of(self, index: int, length: int | LakeError | None) -> _Slot | None:
         """Return the slot to fill; None when nothing is loaded, because it failed or is empty."""
         chunk, offset = self._chunks[index], self._request.offsets[index]
+        if chunk == EMPTY_CHUNK:
+            return None
         if length is None:
-            if chunk != EMPTY_CHUNK:
-                self._fail(index, ChunkNotFound(f"chunk {id_text(chunk)} is not in the store", subject=id_text(chunk)))
+            length = ChunkNotFound(f"chunk {id_text(chunk)} is not in the store", subject=id_text(chunk))
+        if isinstance(length, LakeError):
+            self._fail(index, length)
             return None
         if self._request.lengths and length > self._request.lengths[index]:
             room = self._request.lengths[index]

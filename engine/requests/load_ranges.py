@@ -28,7 +28,7 @@ from engine.format.layouts import ChunkRecord
 from engine.memory.lent_memory import put_into
 from engine.memory.while_lent import WhileLent, always
 from engine.requests.answers import failure_of
-from engine.requests.fabric_loads import FabricLoad
+from engine.requests.fabric_loads import load_by_fabric
 from engine.requests.handlers import handles
 from engine.segments.lent_reader import SlotLoad
 from engine.sessions.references import Client
@@ -191,7 +191,7 @@ class Loads:
     async def load(self, client: Client, request: m.LoadSlots, chunks: Seq[ChunkId]) -> m.SlotsLoaded:
         """Load the checked `chunks` of the request, and return its answer.  SessionLost, InvalidArgument."""
         if request.fabric is not None:
-            return await self._load_by_fabric(client, request, request.fabric, chunks)
+            return await load_by_fabric(self._store.fabric, client, request, chunks, self._lengths_of, self._load_into)
         client.check_its_memory()
         with self._store.lent.using(client, request.memory, writable=True) as memory:
             ask = WhileLent(client.check_its_memory, self._store.clock)
@@ -201,20 +201,13 @@ class Loads:
                 lost = error.with_traceback(None)  # which would keep the memory mapped
         raise lost
 
-    async def _load_by_fabric(
-        self, client: Client, request: m.LoadSlots, memory: m.FabricMemory, chunks: Seq[ChunkId]
-    ) -> m.SlotsLoaded:
-        """Load chunks through registered buffers, and write them to the client's memory."""
-        link = self._store.fabric.link_for(client, memory)
+    async def _lengths_of(self, chunks: Seq[ChunkId]) -> list[int | None]:
+        """See `LengthsOf`."""
         with self._metadata.view() as view:
             records = [find_chunk(view, chunk) for chunk in chunks]
             sequence = view.sequence
-        load = FabricLoad(request, chunks, [None if record is None else record.stored_bytes for record in records])
         await self._metadata.wait_durable(sequence)
-        for batch in load.batches():
-            async with link.bounce() as bounce:
-                await link.move(await load.load(batch, bounce, self._load_into))
-        return load.answer()
+        return [None if record is None else record.stored_bytes for record in records]
 
     async def _load_into(
         self, request: m.LoadSlots, chunks: Seq[ChunkId], memory: SlotMemory, ask: Callable[[], None] = always

@@ -8,6 +8,7 @@ import msgspec
 
 from engine.chunks.chunk_store import find_chunk
 from engine.chunks.manifests import checked_chunks
+from engine.fabric.engine_fabric import EngineFabric
 from engine.requests.answers import PackedLocated, grant_of
 from engine.requests.handlers import handles
 from engine.sessions.references import Client
@@ -31,7 +32,7 @@ class Locates:
     async def locate(self, client: Client, request: m.Locate) -> Reply:
         shared = self._store.shared_index
         understood = reads_slabs(client, request.media)
-        by_fabric = reads_by_fabric(self._store, client, request.media)
+        by_fabric = reads_by_fabric(self._store.fabric, client, request.media)
         if shared is not None and not by_fabric:
             reply = self._located_at_once(shared, request.chunks, understood=understood)
             if reply is not None:
@@ -69,6 +70,6 @@ def reads_slabs(client: Client, media: int) -> bool:
     return bool(media & MEDIA_DRAM) and client.descriptors and client.trusted
 
 
-def reads_by_fabric(store: Store, client: Client, media: int) -> bool:
+def reads_by_fabric(fabric: EngineFabric, client: Client, media: int) -> bool:
     """Return True if the client understands grants of registered memory, and has a queue pair to READ it."""
-    return bool(media & MEDIA_FABRIC) and store.fabric.link_of(client) is not None
+    return bool(media & MEDIA_FABRIC) and fabric.link_of(client) is not None

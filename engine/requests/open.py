@@ -182,7 +182,7 @@ class Reads:
             understood = not is_small and reads_slabs(client, request.media)
             worth_it = self._dram.note_reads(wanted, grants, understood=understood)
             item.worth_it = is_small and bool(worth_it)
-            if not is_small and reads_by_fabric(self._store, client, request.media):
+            if not is_small and reads_by_fabric(self._store.fabric, client, request.media):
                 self._dram.grant_remotely(wanted, grants)
             for chunk in () if is_small else worth_it:
                 self._dram.want(chunk)

@@ -9,19 +9,15 @@ from typing import Any
 import pytest
 import trio
 
-from engine.chunks.chunk_store import find_chunk
-from engine.format.layouts import SegmentKind
-from engine.host.local_disk import LocalDisk
-from engine.segments.files import segment_path
 from lakefs.content.verify import Check
 from lakefs.errors import ChunkDamaged, KeyNotFound, LakeError
 from lakefs.get import landed
-from lakefs.ids import ChunkId, data_chunk_id
+from lakefs.ids import data_chunk_id
 from lakefs.limits import CHUNK_BYTES, CLIENT_LANDINGS, KIB, MIB
 from lakefs.transport.fabric import Remote
 from lakefs.trees.put_tree import PutOptions, put_tree
 from lakefs.trees.walk import Fate, Observer, Walk, WalkOptions
-from tests.fabric_rig import KINDS, FabricWorld, RiggedLake, posted, run
+from tests.fabric_rig import KINDS, FabricWorld, RiggedLake, Run, posted
 from tests.simulated_fabric import SimulatedFabric, SimulatedLink, Weather
 
 both_kinds = pytest.mark.parametrize("kind", KINDS)
@@ -55,20 +51,6 @@ async def stored(world: FabricWorld, content: bytes, name: str = "bkt/object") -
         await lake.put(name, content)
 
 
-def flip(world: FabricWorld, chunk: ChunkId) -> None:
-    """Flip a bit of a stored chunk, on the disk."""
-    with world.store.metadata.view() as view:
-        record = find_chunk(view, chunk)
-    assert record is not None
-    assert isinstance(world.store.disk, LocalDisk)
-    path = world.store.disk.local_path(segment_path(record.segment, SegmentKind.LARGE))
-    with Path(path).open("r+b") as file:
-        file.seek(record.offset + 100)
-        (byte,) = file.read(1)
-        file.seek(record.offset + 100)
-        file.write(bytes([byte ^ 8]))
-
-
 async def is_got(lake: RiggedLake, content: bytes) -> None:
     """Check that an object is read right."""
     assert await lake.get("bkt/object") == content
@@ -84,7 +66,9 @@ def landings_of(lake: RiggedLake) -> list[Any]:
 @both_kinds
 @pytest.mark.parametrize("check", list(Check))
 @pytest.mark.parametrize("length", [MIB, 4 * MIB, 9 * MIB + 1])
-def test_what_is_on_disk_alone_is_got_by_rdma(kind: str, check: Check, length: int, bytes_posted: Posted) -> None:
+def test_what_is_on_disk_alone_is_got_by_rdma(
+    kind: str, check: Check, length: int, bytes_posted: Posted, run: Run
+) -> None:
     async def body(world: FabricWorld) -> None:
         content = os.urandom(length)
         await stored(world, content)
@@ -99,7 +83,7 @@ def test_what_is_on_disk_alone_is_got_by_rdma(kind: str, check: Check, length: i
 
 
 @both_kinds
-def test_what_is_got_often_so_comes_into_the_tier(kind: str, bytes_posted: Posted) -> None:
+def test_what_is_got_often_so_comes_into_the_tier(kind: str, bytes_posted: Posted, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         content = os.urandom(2 * MIB)
         await stored(world, content)
@@ -115,7 +99,7 @@ def test_what_is_got_often_so_comes_into_the_tier(kind: str, bytes_posted: Poste
 
 
 @both_kinds
-def test_many_chunks_are_got_at_once_each_to_its_own_memory(kind: str, bytes_posted: Posted) -> None:
+def test_many_chunks_are_got_at_once_each_to_its_own_memory(kind: str, bytes_posted: Posted, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         contents = [os.urandom(50_000 + 1_000 * number) for number in range(60)]
         for number, content in enumerate(contents):
@@ -129,7 +113,7 @@ def test_many_chunks_are_got_at_once_each_to_its_own_memory(kind: str, bytes_pos
 
 
 @both_kinds
-def test_what_fails_its_check_in_the_landing_is_streamed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_its_check_in_the_landing_is_streamed(kind: str, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     deliver = landed._deliver
 
     def spoiled(check: Check, landing: memoryview, *rest: Any) -> Any:
@@ -150,11 +134,11 @@ def test_what_fails_its_check_in_the_landing_is_streamed(kind: str, monkeypatch:
 
 
 @both_kinds
-def test_a_chunk_that_is_damaged_on_disk_is_damaged(kind: str) -> None:
+def test_a_chunk_that_is_damaged_on_disk_is_damaged(kind: str, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         content = os.urandom(6 * MIB)
         await stored(world, content)
-        flip(world, data_chunk_id(content[:CHUNK_BYTES]))
+        world.asked.damage(data_chunk_id(content[:CHUNK_BYTES]))
         async with world.lake(kind) as lake:
             with pytest.raises(ChunkDamaged, match="bkt/object"):
                 await lake.get("bkt/object")
@@ -164,7 +148,7 @@ def test_a_chunk_that_is_damaged_on_disk_is_damaged(kind: str) -> None:
 
 
 @both_kinds
-def test_a_wire_that_is_cut_in_a_get_leaves_the_way_over_tcp(kind: str) -> None:
+def test_a_wire_that_is_cut_in_a_get_leaves_the_way_over_tcp(kind: str, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         contents = [os.urandom(9 * MIB) for _ in range(3)]
         for number, content in enumerate(contents):
@@ -189,7 +173,7 @@ def test_a_wire_that_is_cut_in_a_get_leaves_the_way_over_tcp(kind: str) -> None:
 
 
 @both_kinds
-def test_a_connection_lost_in_a_get_writes_no_more_and_the_bytes_come_over_the_next_one(kind: str) -> None:
+def test_a_connection_lost_in_a_get_writes_no_more_and_the_bytes_come_over_the_next_one(kind: str, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         content = os.urandom(9 * MIB)
         await stored(world, content)
@@ -215,7 +199,7 @@ def test_a_connection_lost_in_a_get_writes_no_more_and_the_bytes_come_over_the_n
     run(body)
 
 
-def test_a_cancelled_get_gives_its_landings_up_and_the_next_one_goes_by_rdma() -> None:
+def test_a_cancelled_get_gives_its_landings_up_and_the_next_one_goes_by_rdma(run: Run) -> None:
     """Nothing is checked: a late WRITE of what was cancelled would be seen."""
 
     async def body(world: FabricWorld) -> None:
@@ -244,7 +228,7 @@ def test_a_cancelled_get_gives_its_landings_up_and_the_next_one_goes_by_rdma() -
 
 
 @both_kinds
-def test_landings_that_may_not_be_registered_are_streamed_past(kind: str) -> None:
+def test_landings_that_may_not_be_registered_are_streamed_past(kind: str, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         content = os.urandom(9 * MIB)
         await stored(world, content)
@@ -257,7 +241,7 @@ def test_landings_that_may_not_be_registered_are_streamed_past(kind: str) -> Non
     run(body)
 
 
-def test_gets_at_once_share_the_landings_and_mix_nothing() -> None:
+def test_gets_at_once_share_the_landings_and_mix_nothing(run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         contents = [os.urandom(9 * MIB + number) for number in range(6)]
         for number, content in enumerate(contents):
@@ -281,7 +265,7 @@ def test_gets_at_once_share_the_landings_and_mix_nothing() -> None:
 
 
 @both_kinds
-def test_many_objects_are_put_by_rdma(kind: str, bytes_posted: Posted) -> None:
+def test_many_objects_are_put_by_rdma(kind: str, bytes_posted: Posted, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         contents = {f"bkt/{number}": os.urandom(number * 17_000) for number in range(100)}
         async with world.lake(kind) as lake:
@@ -289,13 +273,13 @@ def test_many_objects_are_put_by_rdma(kind: str, bytes_posted: Posted) -> None:
             assert bytes_posted.read == lake.rdma.bytes > sum(map(len, contents.values())) - 2 * MIB
         async with world.lake("trio", open_fabric=lambda name: "none") as other:
             assert {name: await other.get(name) for name in contents} == contents
-        assert world.store.buffers.in_use == 0
+        assert not world.held_bytes
 
     run(body, weather=Weather(loss=0.02, shuffle=True))
 
 
 @both_kinds
-def test_one_name_that_is_refused_of_many_fails_alone(kind: str) -> None:
+def test_one_name_that_is_refused_of_many_fails_alone(kind: str, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         content = os.urandom(2 * MIB)
         async with world.lake(kind) as lake:
@@ -310,7 +294,7 @@ def test_one_name_that_is_refused_of_many_fails_alone(kind: str) -> None:
 
 
 @both_kinds
-def test_a_wire_that_is_cut_in_many_puts_leaves_the_way_over_tcp(kind: str) -> None:
+def test_a_wire_that_is_cut_in_many_puts_leaves_the_way_over_tcp(kind: str, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         contents = {f"bkt/{number}": os.urandom(300_000) for number in range(60)}
         async with world.lake(kind) as lake:
@@ -319,13 +303,13 @@ def test_a_wire_that_is_cut_in_many_puts_leaves_the_way_over_tcp(kind: str) -> N
             await lake.call("put_many", list(contents.items()))
             assert {name: await lake.get(name) for name in contents} == contents
             assert lake.rdma.reason
-        assert world.store.buffers.in_use == 0
+        assert not world.held_bytes
 
     run(body)
 
 
 @both_kinds
-def test_a_folder_of_small_files_is_put_by_rdma(kind: str, tmp_path: Path, bytes_posted: Posted) -> None:
+def test_a_folder_of_small_files_is_put_by_rdma(kind: str, tmp_path: Path, bytes_posted: Posted, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         contents = {f"{number:02}": os.urandom(200 * KIB) for number in range(20)}
         for name, content in contents.items():

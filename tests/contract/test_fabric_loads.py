@@ -22,7 +22,7 @@ from lakefs.transport.fabric import Remote
 from lakefs.wire import messages as m
 from lakefs.wire.fabric_messages import FabricMemory
 from tests.fabric_liar import liar
-from tests.fabric_rig import KINDS, FabricWorld, RiggedLake, posted, run
+from tests.fabric_rig import KINDS, FabricWorld, RiggedLake, Run, posted
 from tests.simulated_fabric import SimulatedLink, Weather
 
 SIZES = (1, 4000, 64 * KIB - 1, 64 * KIB, 300_000, MIB, 4 * MIB)
@@ -90,7 +90,9 @@ async def put_all(lake: RiggedLake, contents: list[bytes]) -> list[ChunkId]:
 
 @both_kinds
 @pytest.mark.parametrize("check", list(Check))
-def test_chunks_and_objects_arrive_in_their_slots_and_nowhere_else(kind: str, check: Check, written: Written) -> None:
+def test_chunks_and_objects_arrive_in_their_slots_and_nowhere_else(
+    kind: str, check: Check, written: Written, run: Run
+) -> None:
     async def body(world: FabricWorld) -> None:
         contents = [os.urandom(size) for size in SIZES]
         async with world.lake(kind, check=check) as lake, pool_of(lake) as pool:
@@ -125,7 +127,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("check", list(Check))
 @pytest.mark.parametrize("has_rooms", [False, True])
 def test_a_load_of_less_than_a_buffer_is_one_request(
-    kind: str, check: Check, has_rooms: bool, asked: list[int]
+    kind: str, check: Check, has_rooms: bool, asked: list[int], run: Run
 ) -> None:
     async def body(world: FabricWorld) -> None:
         contents = [os.urandom(64 * KIB) for _ in range(40)]
@@ -145,7 +147,7 @@ def test_a_load_of_less_than_a_buffer_is_one_request(
 
 
 @both_kinds
-def test_a_long_load_is_a_request_for_each_buffer(kind: str, asked: list[int]) -> None:
+def test_a_long_load_is_a_request_for_each_buffer(kind: str, asked: list[int], run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         contents = [os.urandom(size) for size in (MIB, MIB, MIB, 5, 2 * MIB, 4 * MIB, *[1] * 300)]
         async with world.lake(kind) as lake, pool_of(lake) as pool:
@@ -161,7 +163,7 @@ def test_a_long_load_is_a_request_for_each_buffer(kind: str, asked: list[int]) -
 
 
 @both_kinds
-def test_an_empty_chunk_and_an_unknown_one(kind: str) -> None:
+def test_an_empty_chunk_and_an_unknown_one(kind: str, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         async with world.lake(kind) as lake, pool_of(lake) as pool:
             (known,) = await put_all(lake, [b"known"])
@@ -173,7 +175,9 @@ def test_an_empty_chunk_and_an_unknown_one(kind: str) -> None:
 
 
 @both_kinds
-def test_many_loads_at_once_share_few_buffers(kind: str, monkeypatch: pytest.MonkeyPatch, written: Written) -> None:
+def test_many_loads_at_once_share_few_buffers(
+    kind: str, monkeypatch: pytest.MonkeyPatch, written: Written, run: Run
+) -> None:
     """Each load has the bytes that it asked for, though all wait for the same two buffers of the engine."""
     monkeypatch.setattr(bounce_memory, "BOUNCE_BUFFERS", 2)
 
@@ -205,7 +209,7 @@ def test_many_loads_at_once_share_few_buffers(kind: str, monkeypatch: pytest.Mon
 
 
 @both_kinds
-def test_a_wire_that_is_cut_in_a_load_leaves_the_way_over_tcp(kind: str) -> None:
+def test_a_wire_that_is_cut_in_a_load_leaves_the_way_over_tcp(kind: str, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         contents = [os.urandom(size) for size in SIZES]
         async with world.lake(kind) as lake, pool_of(lake) as pool:
@@ -224,7 +228,7 @@ def test_a_wire_that_is_cut_in_a_load_leaves_the_way_over_tcp(kind: str) -> None
 
 @pytest.mark.parametrize("who", ["client", "engine"])
 @both_kinds
-def test_memory_that_may_not_be_registered_is_streamed_to(kind: str, who: str, written: Written) -> None:
+def test_memory_that_may_not_be_registered_is_streamed_to(kind: str, who: str, written: Written, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         contents = [os.urandom(size) for size in SIZES]
         less = POOL - 1 if who == "client" else 1 << 40
@@ -242,7 +246,7 @@ def test_memory_that_may_not_be_registered_is_streamed_to(kind: str, who: str, w
     run(body, registered_bytes_max=64 * KIB if who == "engine" else 1 << 40)
 
 
-def test_a_cancelled_load_leaves_the_pool_alone_and_the_next_one_works() -> None:
+def test_a_cancelled_load_leaves_the_pool_alone_and_the_next_one_works(run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         contents = [os.urandom(MIB) for _ in range(4)]
         async with world.lake("trio") as lake, pool_of(lake) as pool:
@@ -268,7 +272,7 @@ def test_a_cancelled_load_leaves_the_pool_alone_and_the_next_one_works() -> None
 
 
 @both_kinds
-def test_a_connection_lost_in_a_load_writes_no_more_and_the_load_is_begun_again(kind: str) -> None:
+def test_a_connection_lost_in_a_load_writes_no_more_and_the_load_is_begun_again(kind: str, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         contents = [os.urandom(MIB) for _ in range(4)]
         async with world.lake(kind) as lake, pool_of(lake) as pool:
@@ -296,7 +300,7 @@ async def stored(world: FabricWorld, *contents: bytes) -> list[ChunkId]:
         return await put_all(lake, list(contents))
 
 
-def test_slots_outside_the_memory_and_over_each_other_fail_alone() -> None:
+def test_slots_outside_the_memory_and_over_each_other_fail_alone(run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         contents = [os.urandom(1000), os.urandom(70_000), os.urandom(500), os.urandom(2000)]
         chunks = await stored(world, *contents)
@@ -330,7 +334,7 @@ def test_slots_outside_the_memory_and_over_each_other_fail_alone() -> None:
     ],
     ids=str,
 )
-def test_memory_that_cannot_be_is_refused_before_anything_is_posted(change: dict[str, int]) -> None:
+def test_memory_that_cannot_be_is_refused_before_anything_is_posted(change: dict[str, int], run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         chunks = await stored(world, b"x" * 1000)
         async with liar(world) as client:
@@ -342,7 +346,7 @@ def test_memory_that_cannot_be_is_refused_before_anything_is_posted(change: dict
     run(body)
 
 
-def test_without_a_queue_pair_there_is_no_load() -> None:
+def test_without_a_queue_pair_there_is_no_load(run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         chunks = await stored(world, b"x" * 1000)
         async with liar(world) as client:
@@ -352,7 +356,7 @@ def test_without_a_queue_pair_there_is_no_load() -> None:
     run(body)
 
 
-def test_the_key_of_another_client_writes_nothing_and_ends_only_the_liar_s_queue_pair() -> None:
+def test_the_key_of_another_client_writes_nothing_and_ends_only_the_liar_s_queue_pair(run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         chunks = await stored(world, os.urandom(1000))
         async with liar(world) as one, liar(world) as other:
@@ -372,7 +376,7 @@ def test_the_key_of_another_client_writes_nothing_and_ends_only_the_liar_s_queue
 
 
 @pytest.mark.parametrize("way", ["unregisters", "announces too much", "registers for reading"])
-def test_a_client_that_announces_memory_it_does_not_have_gets_an_error(way: str) -> None:
+def test_a_client_that_announces_memory_it_does_not_have_gets_an_error(way: str, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         chunks = await stored(world, os.urandom(4 * MIB))
         async with liar(world) as client:
@@ -390,7 +394,7 @@ def test_a_client_that_announces_memory_it_does_not_have_gets_an_error(way: str)
 
 
 @pytest.mark.parametrize("moment", ["before", "during"])
-def test_a_client_that_dies_in_a_load_keeps_no_buffer(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_dies_in_a_load_keeps_no_buffer(moment: str, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setattr(bounce_memory, "BOUNCE_BUFFERS", 1)
 
     async def body(world: FabricWorld) -> None:
@@ -417,7 +421,7 @@ def test_a_client_that_dies_in_a_load_keeps_no_buffer(moment: str, monkeypatch: 
     run(body)
 
 
-def test_a_client_that_does_not_answer_keeps_others_from_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_answer_keeps_others_from_no_turn(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     """Its requests wait for its own two turns; the third buffer is free for others."""
     monkeypatch.setattr(bounce_memory, "BOUNCE_BUFFERS", 3)
 

@@ -15,7 +15,7 @@ from lakefs.limits import KIB, MIB
 from lakefs.transport.fabric import Remote
 from lakefs.wire import messages as m
 from tests.fabric_liar import Liar, liar
-from tests.fabric_rig import KINDS, FabricWorld, posted, run
+from tests.fabric_rig import KINDS, FabricWorld, Run, posted
 from tests.simulated_fabric import SimulatedFabric, SimulatedLink, Weather
 
 SIZES = (MIB, 4 * MIB, 4 * MIB + 1, 20 * MIB + 7)
@@ -44,7 +44,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
 
 @both_kinds
 @pytest.mark.parametrize("size", SIZES)
-def test_what_is_put_by_rdma_is_what_was_given(kind: str, size: int, read: Read) -> None:
+def test_what_is_put_by_rdma_is_what_was_given(kind: str, size: int, read: Read, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         content = os.urandom(size)
         async with world.lake(kind) as lake:
@@ -52,13 +52,13 @@ def test_what_is_put_by_rdma_is_what_was_given(kind: str, size: int, read: Read)
             assert read.bytes == lake.rdma.bytes >= size - MIB, "the payload went another way"
         async with world.lake("trio", open_fabric=lambda name: "none") as other:
             assert await other.get("bkt/object") == content
-        assert world.store.buffers.in_use == 0
+        assert not world.held_bytes
 
     run(body, weather=Weather(loss=0.02, shuffle=True))
 
 
 @both_kinds
-def test_small_puts_go_in_bodies(kind: str, read: Read) -> None:
+def test_small_puts_go_in_bodies(kind: str, read: Read, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         async with world.lake(kind) as lake:
             await lake.put("bkt/object", bytes(MIB - 1))
@@ -69,7 +69,7 @@ def test_small_puts_go_in_bodies(kind: str, read: Read) -> None:
 
 
 @both_kinds
-def test_what_the_engine_has_is_not_read_again(kind: str, read: Read) -> None:
+def test_what_the_engine_has_is_not_read_again(kind: str, read: Read, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         content = os.urandom(8 * MIB)
         async with world.lake(kind) as lake:
@@ -81,7 +81,7 @@ def test_what_the_engine_has_is_not_read_again(kind: str, read: Read) -> None:
     run(body)
 
 
-def test_puts_at_once_share_one_memory_and_mix_nothing() -> None:
+def test_puts_at_once_share_one_memory_and_mix_nothing(run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         contents = [os.urandom(9 * MIB + number) for number in range(6)]
         async with world.lake("trio") as lake:
@@ -95,7 +95,7 @@ def test_puts_at_once_share_one_memory_and_mix_nothing() -> None:
 
 
 @both_kinds
-def test_a_wire_that_is_cut_in_a_put_leaves_the_way_over_tcp(kind: str) -> None:
+def test_a_wire_that_is_cut_in_a_put_leaves_the_way_over_tcp(kind: str, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         async with world.lake(kind) as lake:
             await lake.put("bkt/first", os.urandom(2 * MIB))
@@ -105,13 +105,13 @@ def test_a_wire_that_is_cut_in_a_put_leaves_the_way_over_tcp(kind: str) -> None:
                 await lake.put(f"bkt/{number}", content)
                 assert await lake.get(f"bkt/{number}") == content
             assert lake.rdma.reason
-        assert world.store.buffers.in_use == 0
+        assert not world.held_bytes
 
     run(body)
 
 
 @both_kinds
-def test_memory_that_may_not_be_registered_is_sent_in_bodies(kind: str, read: Read) -> None:
+def test_memory_that_may_not_be_registered_is_sent_in_bodies(kind: str, read: Read, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         content = os.urandom(9 * MIB)
         opens = lambda name: world.wire.fabric(registered_bytes_max=MIB)  # noqa: E731
@@ -124,7 +124,7 @@ def test_memory_that_may_not_be_registered_is_sent_in_bodies(kind: str, read: Re
     run(body)
 
 
-def test_a_cancelled_put_binds_no_name_later_and_the_next_one_is_whole() -> None:
+def test_a_cancelled_put_binds_no_name_later_and_the_next_one_is_whole(run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         async with world.lake("trio") as lake:
             await lake.put("bkt/first", os.urandom(2 * MIB))
@@ -144,14 +144,14 @@ def test_a_cancelled_put_binds_no_name_later_and_the_next_one_is_whole() -> None
             assert await lake.get("bkt/next") == content
             with pytest.raises(KeyNotFound):
                 await lake.get("bkt/cancelled")
-        assert world.store.buffers.in_use == 0
+        assert not world.held_bytes
 
     run(body)
 
 
 @both_kinds
 @pytest.mark.parametrize("size", [2 * MIB, 9 * MIB])
-def test_a_connection_lost_in_a_put_leaves_the_whole_object_or_none(kind: str, size: int) -> None:
+def test_a_connection_lost_in_a_put_leaves_the_whole_object_or_none(kind: str, size: int, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         async with world.lake(kind) as lake:
             await lake.put("bkt/first", os.urandom(2 * MIB))
@@ -193,7 +193,7 @@ async def store(client: Liar, session: bytes, offsets: list[int], lengths: list[
     return stored
 
 
-def test_a_slot_that_changes_during_the_read_is_stored_as_it_was_read() -> None:
+def test_a_slot_that_changes_during_the_read_is_stored_as_it_was_read(run: Run) -> None:
     """The id names the bytes that were stored, whatever the client does to its memory meanwhile."""
 
     async def body(world: FabricWorld) -> None:
@@ -222,7 +222,7 @@ def test_a_slot_that_changes_during_the_read_is_stored_as_it_was_read() -> None:
 
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 10), (MIB, 1), (MIB - 5, 6), (1 << 62, 1)])
-def test_slots_outside_the_memory_are_refused(offset: int, length: int) -> None:
+def test_slots_outside_the_memory_are_refused(offset: int, length: int, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         async with liar(world) as client:
             await client.connect()
@@ -237,7 +237,7 @@ def test_slots_outside_the_memory_are_refused(offset: int, length: int) -> None:
 @pytest.mark.parametrize(
     "way", ["unregisters", "announces too much", "registers for writing", "dies", "names another's"]
 )
-def test_a_client_that_announces_memory_it_does_not_have_stores_nothing(way: str) -> None:
+def test_a_client_that_announces_memory_it_does_not_have_stores_nothing(way: str, run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         async with liar(world) as client, liar(world) as other:
             await client.connect()
@@ -256,13 +256,13 @@ def test_a_client_that_announces_memory_it_does_not_have_stores_nothing(way: str
             length = MIB if way == "names another's" else 4 * MIB
             with pytest.raises(SessionLost):
                 await store(client, session, [0], [length], **named)
-            assert world.store.buffers.in_use == 0
+            assert not world.held_bytes
             await store(other, await session_of(other), [0], [MIB])
 
     run(body)
 
 
-def test_put_slots_without_a_queue_pair_or_with_lists_that_do_not_fit_are_refused() -> None:
+def test_put_slots_without_a_queue_pair_or_with_lists_that_do_not_fit_are_refused(run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         async with liar(world) as client:
             change = m.NameChange("bkt", "key", b"", m.ObjectAttributes(), create_bucket=True)

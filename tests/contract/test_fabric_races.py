@@ -26,7 +26,7 @@ from lakefs.limits import BOUNCE_BYTES, CHUNK_BYTES, CLIENT_LANDINGS, MIB
 from lakefs.transport.fabric import Fabric, Remote
 from lakefs.wire import messages as m
 from tests.fabric_liar import Liar, liar
-from tests.fabric_rig import FabricWorld, RiggedLake, posted, run
+from tests.fabric_rig import FabricWorld, RiggedLake, Run, posted
 from tests.simulated_fabric import SimulatedFabric, SimulatedLink, Weather
 
 SLOW_S = 0.05
@@ -60,7 +60,9 @@ class Own:
         return self.fabric
 
 
-def test_operations_that_meet_a_new_connection_at_once_make_one_queue_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_that_meet_a_new_connection_at_once_make_one_queue_pair(
+    monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
     async def body(world: FabricWorld) -> None:
         contents = [os.urandom(2 * MIB) for _ in range(6)]
         own = Own(world)
@@ -88,7 +90,7 @@ def test_operations_that_meet_a_new_connection_at_once_make_one_queue_pair(monke
     [(SimulatedFabric, "open_link"), (SimulatedFabric, "register"), (SimulatedLink, "connect"), (Own, "open")],
 )
 def test_operations_cancelled_at_each_moment_of_connecting_leave_nothing_behind(
-    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+    owner: type, name: str, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     async def body(world: FabricWorld) -> None:
         content = os.urandom(2 * MIB)
@@ -120,7 +122,7 @@ def test_operations_cancelled_at_each_moment_of_connecting_leave_nothing_behind(
     run(body)
 
 
-def test_puts_that_are_cancelled_are_no_failures_of_the_queue_pair() -> None:
+def test_puts_that_are_cancelled_are_no_failures_of_the_queue_pair(run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         async with world.lake("trio") as lake:
             await lake.put("bkt/first", os.urandom(2 * MIB))
@@ -143,7 +145,9 @@ def test_puts_that_are_cancelled_are_no_failures_of_the_queue_pair() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_operations_cancelled_and_connections_lost_at_random_move_the_right_bytes_and_leave_nothing(seed: int) -> None:
+def test_operations_cancelled_and_connections_lost_at_random_move_the_right_bytes_and_leave_nothing(
+    seed: int, run: Run
+) -> None:
     """Each task has a pool, which nothing writes to between its loads."""
     dice = random.Random(seed)
     contents = [os.urandom(dice.choice((MIB, 2 * MIB, 3 * MIB))) for _ in range(6)]
@@ -234,7 +238,7 @@ class HalfDead:
 
 
 def test_a_load_that_fails_while_only_its_connection_is_lost_is_written_no_more(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     """The engine knows nothing of the loss, and goes on with the first of two requests."""
     monkeypatch.setattr(blocking_engine, "ENGINE_WAIT_S", 0.0)
@@ -291,7 +295,7 @@ async def ignored(call: Callable[..., Awaitable[object]], *args: Any) -> None:
 
 
 def test_a_client_that_opens_queue_pairs_all_the_time_takes_no_more_than_its_own_turns(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setattr(bounce_memory, "BOUNCE_BUFFERS", 3)
 
@@ -321,7 +325,7 @@ def test_a_client_that_opens_queue_pairs_all_the_time_takes_no_more_than_its_own
     run(body, weather=Weather(silence_s=30.0))
 
 
-def test_a_client_whose_puts_are_not_answered_keeps_no_other_client_s_memory() -> None:
+def test_a_client_whose_puts_are_not_answered_keeps_no_other_client_s_memory(run: Run) -> None:
     async def body(world: FabricWorld) -> None:
         async with liar(world) as client, trio.open_nursery() as nursery:
             opened = (await client.engine.call(m.SessionOpen())).message

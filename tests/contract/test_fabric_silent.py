@@ -12,7 +12,7 @@ from lakefs.client.blocking import engine as blocking_engine
 from lakefs.errors import EngineUnreachable
 from lakefs.limits import MIB
 from tests.contract.test_fabric_loads import POOL, both_kinds, laid_out, pool_of, put_all
-from tests.fabric_rig import FabricWorld, posted, run
+from tests.fabric_rig import FabricWorld, Run, posted
 from tests.simulated_fabric import Weather
 
 TIMEOUT_S = 0.5
@@ -34,7 +34,7 @@ def fall_silent(world: FabricWorld, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @both_kinds
 def test_a_load_that_was_given_up_writes_nothing_when_the_engine_goes_on(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setattr(blocking_engine, "ENGINE_WAIT_S", 0.0)
 

@@ -8,15 +8,18 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import trio
 
 from cli.main import main
+from cli.serve.serve import member_command
+from engine.lake.lake_process import LakeOptions, run_lake
 from engine.process.engine_process import run_engine
 from lakefs.client.blocking.engine import connect_blocking
 from lakefs.client.blocking.lake import Lake
@@ -28,6 +31,7 @@ from lakefs.transport.fabric import Remote
 from lakefs.transport.rdma import open_fabric
 from lakefs.wire import messages as m
 from lakefs.wire.fabric_messages import FabricMemory
+from tests.e2e.test_lake_on_devices import processes
 from tests.lab.hardware import wait_for
 
 MIB = 1 << 20
@@ -66,11 +70,15 @@ def command(*arguments: str) -> None:
 class Served:
     """An engine with RDMA, in a process of its own.  `prepare` is called there first."""
 
+    devices = 1
+    """Folders that are served: of more than one, a lake."""
+
     def __init__(self, folder: Path, port: int = PORT, prepare: Callable[[], object] = lambda: None) -> None:
         self.port = port
         self._prepare = prepare
         self._pause = mmap.mmap(-1, mmap.PAGESIZE)
-        self.data = folder / "store"
+        self.folders = [folder / f"store{number or ''}" for number in range(self.devices)]
+        self.data = self.folders[0]
         self.socket = folder / "s"
         self.server = f"unix:{self.socket}"
         self._pid = 0
@@ -78,9 +86,7 @@ class Served:
 
     def start(self) -> None:
         """Start the engine and wait until it serves."""
-        flags = {"data": str(self.data), "socket": str(self.socket), "native": f"127.0.0.1:{self.port}"}
-        flags |= {"s3": "off", "admin": "off", "rdma": "rxe0", "dram_tier_bytes": "128M"}
-        config = load(file="/dev/null", environ={}, flags=flags)
+        config = load(file="/dev/null", environ={}, flags=self._flags())
         ready, told = os.pipe()
 
         def say(line: str) -> None:
@@ -88,12 +94,20 @@ class Served:
 
         def serve() -> None:
             self._prepare()
-            trio.run(_serve, config, say, self._pause)
+            trio.run(_serve, partial(self._run, config, say), self._pause)
 
         self._pid = forked(serve)
         os.close(told)
         with os.fdopen(ready) as lines:
             assert any(line == "ready\n" for line in lines), "the engine did not start"
+
+    def _flags(self) -> dict[str, str | tuple[str, ...]]:
+        places = {"socket": str(self.socket), "native": f"127.0.0.1:{self.port}"}
+        options = {"s3": "off", "admin": "off", "rdma": "rxe0", "dram_tier_bytes": "128M"}
+        return {"data": tuple(map(str, self.folders)), **places, **options}
+
+    async def _run(self, config: Config, say: Callable[[str], None]) -> None:
+        await run_engine(config, printer=say)
 
     def longest_pause_s(self) -> float:
         """Return the longest time that the engine's loop was late since the last call."""
@@ -107,10 +121,28 @@ class Served:
         return ended(self._pid)
 
 
-async def _serve(config: Config, say: Callable[[str], None], pause: mmap.mmap) -> None:
+class ServedLake(Served):
+    """A lake on three devices, at 2+1: its head has RDMA, and its members are processes of their own."""
+
+    devices = 3
+
+    def _flags(self) -> dict[str, str | tuple[str, ...]]:
+        return {**super()._flags(), "protect": "2+1"}
+
+    async def _run(self, config: Config, say: Callable[[str], None]) -> None:
+        command = partial(member_command, config)
+        await run_lake(config, printer=say, member_command=command, options=LakeOptions(accept_loss=True))
+
+    def members(self) -> list[int]:
+        """Return the members' processes."""
+        sockets = {f"{self.socket}.{number}" for number in range(1, self.devices + 1)}
+        return [pid for pid, arguments in processes() if sockets & set(arguments)]
+
+
+async def _serve(run: Callable[[], Awaitable[None]], pause: mmap.mmap) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_note_pauses, pause)
-        await run_engine(config, printer=say)
+        await run()
         nursery.cancel_scope.cancel()
 
 
