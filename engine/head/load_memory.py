@@ -35,6 +35,11 @@ class LoadMemory:
         """Buffers that are not released."""
         return self._pool.in_use
 
+    @property
+    def made(self) -> int:
+        """Buffers whose memory was used, now or earlier."""
+        return self._pool.made
+
     def try_take(self) -> PooledBuffer | None:
         """Return a buffer, None if all are in use."""
         return self._pool.try_acquire()
