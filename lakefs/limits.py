@@ -547,9 +547,6 @@ AWAY_PAUSE_S_MAX: Final = 5.0
 """Pause between two attempts to reach a member that is away: it is back in use 5 s after its return."""
 PARITY_MEMORY_BYTES: Final = 64 * MIB
 """Parity of all puts that a process stores at a time: 15 buffers; a put of 16 MiB needs at most 9."""
-LOAD_MEMORY_BYTES: Final = 64 * MIB
-"""Values that homes of keys send to a head for loads: 15 buffers, for five loads from three homes at a time; more
-loads use new memory.  Pages are allocated when a buffer is first used."""
 KNOWN_CHUNKS_MAX: Final = 16_384
 """Chunks whose length and checksums are kept in memory, at most 500 bytes each: 8 MiB, for 64 GiB of whole chunks."""
 HEDGE_S_MIN: Final = 0.02

@@ -12,10 +12,15 @@ Used on the loop.
 
 from __future__ import annotations
 
+from typing import Final
+
 from engine.members.lent_area import LentArea
 from lakefs.host.buffers import BufferPool, PooledBuffer
 from lakefs.ids import Buffer
-from lakefs.limits import LOAD_MEMORY_BYTES
+from lakefs.limits import MIB
+
+LOAD_MEMORY_BYTES: Final = 64 * MIB
+"""15 buffers, for five loads from three homes at a time.  Pages are allocated when a buffer is first used."""
 
 
 class LoadMemory:

@@ -25,6 +25,7 @@ from engine.stripes.chunk_assembly import Made, made, made_from_any
 from engine.stripes.chunk_read import Ask, ChunkRead
 from engine.stripes.gathered_reads import GatheredReads, Part, read_request, take_result
 from engine.stripes.known_chunks import KnownChunks
+from engine.stripes.read_memory import new_memory
 from engine.stripes.request_parts import request_parts
 from engine.stripes.stripe_errors import damaged, not_found, not_read
 from lakefs.cluster.erasure import ErasureCode
@@ -55,7 +56,7 @@ class Range:
         self.length = length
         self.begin, self.end = granules_around(offset, size or length - offset, length)
         self.first = first
-        self.memory = memoryview(bytearray(self.end - self.begin))
+        self.memory = new_memory(self.end - self.begin)
         self.reads: list[ChunkRead] = []
         self.made: dict[ChunkRead, Made] = {}
         self.vector = b""
@@ -181,7 +182,7 @@ class _Reading:
 
     def _read_whole(self, item: Range) -> None:
         """Read the whole chunk instead: a piece of the range cannot be had, or not be checked."""
-        memory = memoryview(bytearray(item.length))
+        memory = new_memory(item.length)
         item.reads = [ChunkRead(self._code, self._members.tables, item.chunk, item.length, memory)]
         item.made.clear()
 
