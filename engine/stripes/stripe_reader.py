@@ -20,12 +20,12 @@ import trio
 
 from engine.host.tasks import plain_errors
 from engine.members.ports import BeginningMembers, Got, Members
+from engine.members.read_memory import read_memory
 from engine.stripes.answer_times import AnswerTimes
 from engine.stripes.chunk_assembly import Made, made, made_from_any
 from engine.stripes.chunk_read import Ask, ChunkRead
 from engine.stripes.gathered_reads import GatheredReads, Part, read_request, take_result
 from engine.stripes.known_chunks import KnownChunks
-from engine.stripes.read_memory import new_memory
 from engine.stripes.request_parts import request_parts
 from engine.stripes.stripe_errors import damaged, not_found, not_read
 from lakefs.cluster.erasure import ErasureCode
@@ -56,7 +56,7 @@ class Range:
         self.length = length
         self.begin, self.end = granules_around(offset, size or length - offset, length)
         self.first = first
-        self.memory = new_memory(self.end - self.begin)
+        self.memory = read_memory().take(self.end - self.begin)
         self.reads: list[ChunkRead] = []
         self.made: dict[ChunkRead, Made] = {}
         self.vector = b""
@@ -182,7 +182,7 @@ class _Reading:
 
     def _read_whole(self, item: Range) -> None:
         """Read the whole chunk instead: a piece of the range cannot be had, or not be checked."""
-        memory = new_memory(item.length)
+        memory = read_memory().take(item.length)
         item.reads = [ChunkRead(self._code, self._members.tables, item.chunk, item.length, memory)]
         item.made.clear()
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from engine.stripes.read_memory import KEPT_FROM_BYTES, ReadMemory
+from engine.members.read_memory import KEPT_FROM_BYTES, ReadMemory
 from lakefs.limits import CHUNK_BYTES, MIB
 
 
@@ -58,3 +58,37 @@ def test_views_that_are_dropped_in_other_threads_are_used_again() -> None:
         for thread in threads:
             thread.join()
     assert memory.kept_bytes <= 16 * MIB
+
+
+def test_blocks_past_the_bound_are_used_again_without_their_pages() -> None:
+    memory = ReadMemory(kept_bytes=MIB, size_bytes=4 * MIB)
+    views = [memory.take(MIB) for _ in range(4)]
+    for view in views:
+        view[:] = bytes([7]) * MIB
+    del view
+    assert memory.offsets_of(views) == [0, MIB, 2 * MIB, 3 * MIB]
+    views.clear()
+    assert memory.kept_bytes == MIB
+    views = [memory.take(MIB) for _ in range(4)]
+    assert sorted(memory.offsets_of(views) or ()) == [0, MIB, 2 * MIB, 3 * MIB]
+    assert sorted(view[0] for view in views) == [0, 0, 0, 7]
+
+
+def test_without_a_free_block_memory_lies_elsewhere() -> None:
+    memory = ReadMemory(size_bytes=MIB)
+    inside, outside = memory.take(MIB), memory.take(MIB)
+    assert memory.offsets_of([inside[5:9]]) == [5]
+    assert memory.offsets_of([outside]) is None
+    assert memory.offsets_of([inside, outside]) is None
+    assert memory.offsets_of([memory.take(100)]) is None
+    outside[:] = bytes(MIB)
+
+
+def test_retired_memory_is_never_used_again() -> None:
+    memory = ReadMemory(size_bytes=2 * MIB)
+    view = memory.take(MIB)
+    memory.retire([view[100:200], view[300:]])
+    del view
+    assert memory.kept_bytes == 0
+    views = [memory.take(MIB) for _ in range(3)]
+    assert [memory.offsets_of([view]) for view in views] == [[MIB], None, None]
