@@ -78,7 +78,7 @@ class ShardReads:
                 pieces.append(m.ReadPiece(0, 0, b"", failure_of(read)))
                 continue
             begin, payload, crcs = read
-            if not isinstance(payload, memoryview) or payload.obj is not target.obj:
+            if payload.obj is not target.obj:  # it was short, or read again
                 target[:] = payload
             pieces.append(m.ReadPiece(begin, len(payload), crcs))
         return Reply(m.ReadChunksReply(pieces, [0 if record is None else record.logical_bytes for record in records]))

@@ -23,7 +23,7 @@ from engine.process.embedded import EmbeddedEngine
 from engine.requests.table import Service
 from lakefs.content.verify import granule_crcs
 from lakefs.errors import EngineUnreachable, InvalidArgument, LakeError, SessionLost
-from lakefs.ids import data_chunk_id
+from lakefs.ids import MemberId, data_chunk_id
 from lakefs.limits import CHUNK_BYTES, KIB, MIB
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
@@ -86,7 +86,7 @@ def test_a_shard_that_a_member_lacks_is_decoded_from_others(tmp_path: Path) -> N
             code = made.stripes._reader._code
             begin, size = code.extent(CHUNK_BYTES, 0)
             lost = Shard(data_chunk_id(PAYLOAD), 0, PAYLOAD[begin : begin + size])
-            (member,) = [each for each in made.members if each.store.superblock.store_id == homes[0]]
+            (member,) = [each for each in made.members if MemberId(each.store.superblock.store_id) == homes[0]]
             client = EmbeddedEngine(member, descriptors=False)
             await drop(client, lost, touched=GENERATION, epoch=1)
             await client.aclose()
@@ -115,7 +115,7 @@ def test_what_a_late_member_writes_is_in_nobodys_memory(tmp_path: Path) -> None:
         async with stored(tmp_path, PAYLOAD) as made:
             await read(made, PAYLOAD)
             homes = made.links.tables[0].homes(data_chunk_id(PAYLOAD))
-            (late,) = [each for each in made.members if each.store.superblock.store_id == homes[1]]
+            (late,) = [each for each in made.members if MemberId(each.store.superblock.store_id) == homes[1]]
             late.may_read = trio.Event()
             reads = late.reads
             got = await read(made, PAYLOAD)
