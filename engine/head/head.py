@@ -43,8 +43,10 @@ from engine.head.head_pins import HeadPins
 from engine.head.head_reads import ChunkReads, HeadOpens
 from engine.head.head_spaces import HeadSpaces
 from engine.head.head_tier import HeadMemory, HeadTier
+from engine.head.home_reads import HomeReads
 from engine.head.key_homes import KeyHomes
 from engine.head.keyed_chunks import KeyedChunks
+from engine.head.load_memory import LoadMemory
 from engine.head.names_link import ConnectNames, NamesLink
 from engine.head.session_renewal import SessionRenewal
 from engine.host.tasks import plain_errors
@@ -157,6 +159,7 @@ class HeadParts:
         self.clock = clock
         self.buffers = buffers
         self.payload_memory = PayloadMemory(buffers)
+        self.load_memory = LoadMemory()
         self.references = References(clock, sessions=HeadSession, clients=HeadClient)
         self.lent = Lendings(offload)
         self.fabric = fabric or EngineFabric(None, "it is off")
@@ -344,7 +347,8 @@ def _groups(parts: HeadParts) -> list[Group]:
 
 def _keyed_groups(parts: HeadParts, binds: HeadBinds, loads: HeadLoads) -> list[Group]:
     """Return the handlers of a head for spaces and keys."""
-    matches = KeyMatches(parts.homes, parts.stripes.places, parts.chunks.lengths, parts.offload)
+    reads = HomeReads(parts.homes, parts.load_memory)
+    matches = KeyMatches(parts.homes, parts.stripes.places, parts.chunks.lengths, reads)
     puts = HeadKeyedPuts(parts.homes, matches, parts.lent, parts.payload_memory, parts.offload)
     commits = HeadKeyedCommits(parts.homes, matches, parts.members, parts.stripes, binds)
     keyed = HeadKeyed(parts.homes, matches, parts.pins)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import trio
@@ -21,19 +22,18 @@ from engine.format.keyed import KeyedValue
 from engine.head.head_chunks import KnownLengths
 from engine.head.head_clients import HeadClient, HomeLease
 from engine.head.head_pins import HeadPins
+from engine.head.home_reads import HomeReads, Sent, sent_parts
 from engine.head.key_homes import KeyHomes
-from engine.head.keyed_chunks import KeyedPlaces, checked
+from engine.head.keyed_chunks import KeyedPlaces
 from engine.host.tasks import run_all
 from engine.keyed.values import key_problem
-from engine.members.ports import Got, Wanted
 from engine.requests.answers import failure_of
 from engine.requests.handlers import handles
 from engine.requests.keyed_batch import check_keys, divided, failures_of
 from engine.requests.keyed_presence import check_presence
 from lakefs.errors import ClusterDegraded, EngineBusy, OperationalError, RequestTooLarge, StoreFull
 from lakefs.ids import ChunkId, MemberId
-from lakefs.limits import BODY_BYTES_MAX, KEYED_PARTS_ANSWERED_MAX, MEMBER_ANSWER_S
-from lakefs.ports import Offload
+from lakefs.limits import KEYED_PARTS_ANSWERED_MAX, MEMBER_ANSWER_S
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
@@ -80,11 +80,11 @@ class Found:
 class KeyMatches:
     """Finds values at their homes."""
 
-    def __init__(self, homes: KeyHomes, places: KeyedPlaces, lengths: KnownLengths, offload: Offload) -> None:
+    def __init__(self, homes: KeyHomes, places: KeyedPlaces, lengths: KnownLengths, reads: HomeReads) -> None:
         self._homes = homes
         self._places = places
         self._lengths = lengths
-        self._offload = offload
+        self._reads = reads
 
     async def match(
         self, client: HeadClient, space: int, keys: Sequence[bytes], indexes: Sequence[int], found: Found
@@ -159,34 +159,23 @@ class KeyMatches:
         indexes: Sequence[int],
         found: Found,
         bytes_max: int,
-    ) -> dict[ChunkId, Got]:
-        """Like `match`, and read the first parts of each home's values; returns those that were read, checked.
+        releases: ExitStack,
+    ) -> dict[ChunkId, Sent]:
+        """Like `match`, and read the first parts of each home's values; returns those that were sent, not checked yet.
 
-        All together have at most BODY_BYTES_MAX bytes, and those of a home at most `bytes_max`.
+        All together have at most BODY_BYTES_MAX bytes, and those of a home at most `bytes_max`.  They are the caller's
+        until `releases` is closed.
         """
         await self._homes.check(client, space)
         by_home = self._homes.by_home(space, keys, indexes)
-        parts: dict[ChunkId, Got] = {}
-
-        async def read_at(home: MemberId) -> None:
-            asked = [keys[index] for index in by_home[home]]
-            request = m.KeyedRead(space, asked, min(bytes_max, BODY_BYTES_MAX // len(by_home)))
-            try:
-                reply = await self._homes.ask(client, home, request)
-            except OperationalError:
-                return
-            message, body = reply.message, memoryview(reply.body.joined())
-            reply.body.release()
+        parts: dict[ChunkId, Sent] = {}
+        wanted = {home: [keys[index] for index in mine] for home, mine in by_home.items()}
+        for home, reply in (await self._reads.read(client, space, wanted, bytes_max, releases)).items():
+            message = reply.message
             assert isinstance(message, m.KeyedFound), "the answer to KeyedRead"
             matched = m.KeyedMatched(message.counts, message.chunks, message.lengths, failures=message.failures)
             self._note(found, home, by_home[home], matched)
-            names = zip(message.chunks, message.lengths, message.pieces, strict=False)  # the first parts have pieces
-            wanted = [Wanted(ChunkId(chunk), length) for chunk, length, _ in names]
-            for each, got in zip(wanted, await self._offload.run(checked, wanted, message.pieces, body), strict=True):
-                if got is not None:
-                    parts[each.chunk] = got
-
-        await run_all(read_at, list(by_home))
+            parts.update(sent_parts(message, reply.body, self._reads.memory))
         return parts
 
     def _note(self, found: Found, home: MemberId, indexes: Sequence[int], matched: m.KeyedMatched) -> None:

@@ -33,6 +33,7 @@ from engine.head.head_chunks import HeadChunks
 from engine.head.head_clients import HeadClient
 from engine.head.head_keyed import Found, KeyMatches
 from engine.head.head_tier import HeadTier, InSlab
+from engine.head.home_reads import Sent
 from engine.members.ports import Got, Wanted
 from engine.memory.lent_memory import copy_into, put_into
 from engine.memory.while_lent import WhileLent, always
@@ -52,8 +53,8 @@ from lakefs.ports import Clock, Offload
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
-NOT_READ: Final[Mapping[ChunkId, Got]] = MappingProxyType({})
-"""No chunk was read already."""
+NOT_SENT: Final[Mapping[ChunkId, Sent]] = MappingProxyType({})
+"""No chunk was sent already."""
 
 
 class LoadingParts(Protocol):
@@ -83,11 +84,11 @@ class HeadLoads:
         return Reply(await self.load(client, request))
 
     async def load(
-        self, client: HeadClient, request: m.LoadSlots, parts: Mapping[ChunkId, Got] = NOT_READ
+        self, client: HeadClient, request: m.LoadSlots, parts: Mapping[ChunkId, Sent] = NOT_SENT
     ) -> m.SlotsLoaded:
         """Load chunks into slots.  Each fails by itself; InvalidArgument, SessionLost for the request.
 
-        `parts`: chunks that were read already.
+        `parts`: chunks that were sent already; those that are not what was asked for are read anew.
         """
         chunks = checked_chunks(request.chunks)
         if len(request.offsets) != len(chunks) or len(request.lengths) not in (0, len(chunks)):
@@ -99,26 +100,29 @@ class HeadLoads:
         with self._lent.using(client, request.memory, writable=True) as memory:
             ask = WhileLent(client.check_its_memory, self._clock)
             try:
-                return await self._load_all(_Load(request, chunks, memory, ask), parts)
+                return await self._load_all(partial(_Load, request, chunks, memory, ask), parts)
             except SessionLost as error:
                 lost = error.with_traceback(None)  # which would keep the memory mapped
         raise lost
 
-    async def _lengths_of(self, parts: Mapping[ChunkId, Got], chunks: Sequence[ChunkId]) -> list[int | LakeError]:
+    async def _lengths_of(self, parts: Mapping[ChunkId, Sent], chunks: Sequence[ChunkId]) -> list[int | LakeError]:
         """See `LengthsOf`."""
         left = [chunk for chunk in chunks if chunk not in parts]
         found = iter(await self._tier.lengths_of(left))
-        return [parts[chunk].chunk_bytes if chunk in parts else next(found) for chunk in chunks]
+        return [parts[chunk].wanted.chunk_bytes if chunk in parts else next(found) for chunk in chunks]
 
     async def _load_into_buffer(
-        self, parts: Mapping[ChunkId, Got], request: m.LoadSlots, chunks: Sequence[ChunkId], buffer: Bounce
+        self, parts: Mapping[ChunkId, Sent], request: m.LoadSlots, chunks: Sequence[ChunkId], buffer: Bounce
     ) -> m.SlotsLoaded:
         """See `LoadInto`."""
-        return await self._load_all(_Load(request, chunks, buffer, always, _copy), parts)
+        return await self._load_all(partial(_Load, request, chunks, buffer, always, _copy), parts)
 
-    async def _load_all(self, load: _Load, parts: Mapping[ChunkId, Got]) -> m.SlotsLoaded:
+    async def _load_all(self, begin: Callable[[], _Load], parts: Mapping[ChunkId, Sent]) -> m.SlotsLoaded:
+        load = begin()
         if not await self._load_from_memory(load):
-            await self._load(load, parts)
+            while wrong := await self._load(load, parts):
+                parts = {chunk: part for chunk, part in parts.items() if chunk not in wrong}
+                load = begin()
         return load.answer()
 
     async def _load_from_memory(self, load: _Load) -> bool:
@@ -143,7 +147,8 @@ class HeadLoads:
             return False
         return True
 
-    async def _load(self, load: _Load, parts: Mapping[ChunkId, Got]) -> None:
+    async def _load(self, load: _Load, parts: Mapping[ChunkId, Sent]) -> Sequence[ChunkId]:
+        """Load chunks; returns parts that failed their check, and then the load has to begin again without them."""
         offsets = load.request.offsets
         wanted = [index for index, chunk in enumerate(load.chunks) if chunk != EMPTY_CHUNK]
         wanted.sort(key=lambda index: offsets[index])  # so that a slot can overlap only the one before it
@@ -160,13 +165,15 @@ class HeadLoads:
             ranges = [Wanted(chunk, self._lengths.of(chunk)) for chunk in left]
             with ExitStack() as pins:
                 read = iter(await self._tier.read_whole(ranges, pins) if ranges else ())
-                found = [parts[load.chunks[index]] if load.chunks[index] in parts else next(read) for index in batch]
+                found = [parts.get(load.chunks[index]) or next(read) for index in batch]
                 self._lengths.note(
                     (load.chunks[index], len(got.payload))
                     for index, got in zip(batch, found, strict=True)
-                    if not isinstance(got, LakeError)
+                    if not isinstance(got, LakeError | Sent)
                 )
-                await self._offload.run(load.put_all, batch, found)
+                if wrong := await self._offload.run(load.put_all, batch, found):
+                    return wrong
+        return ()
 
 
 class HeadKeyedLoads:
@@ -195,15 +202,16 @@ class HeadKeyedLoads:
         """
         found = Found()
         indexes = divided(request.keys)[1]
-        parts = await self._matches.read(client, request.space, request.keys, indexes, found, bytes_max)
-        wanted = WantedValues(request)
-        for index in range(len(request.keys)):
-            wanted.is_full = wanted.is_full or index in found.failures  # its home's answer was full
-            value = found.values.get(index)
-            wanted.add(index, None if value is None or wanted.is_full else value.as_record())
-        slots = m.LoadSlots(request.memory, list(wanted.chunks), wanted.offsets, wanted.lengths)
-        slots = replace(slots, checksums=request.checksums, fabric=request.fabric)
-        return wanted.reply(await self._loads.load(client, slots, parts))
+        with ExitStack() as releases:
+            parts = await self._matches.read(client, request.space, request.keys, indexes, found, bytes_max, releases)
+            wanted = WantedValues(request)
+            for index in range(len(request.keys)):
+                wanted.is_full = wanted.is_full or index in found.failures  # its home's answer was full
+                value = found.values.get(index)
+                wanted.add(index, None if value is None or wanted.is_full else value.as_record())
+            slots = m.LoadSlots(request.memory, list(wanted.chunks), wanted.offsets, wanted.lengths)
+            slots = replace(slots, checksums=request.checksums, fabric=request.fabric)
+            return wanted.reply(await self._loads.load(client, slots, parts))
 
 
 class _Load:
@@ -243,17 +251,26 @@ class _Load:
         self._lengths[index] = place.stored_bytes
         self._crcs[index] = place.crc.to_bytes(4, "little")
 
-    def put_all(self, indexes: Sequence[int], found: Sequence[InSlab | Got | LakeError]) -> None:
-        """Copy chunks to their slots, by ascending offset; blocks.  SessionLost when the client has left."""
-        for index, got in zip(indexes, found, strict=True):
+    def put_all(self, indexes: Sequence[int], found: Sequence[InSlab | Got | Sent | LakeError]) -> list[ChunkId]:
+        """Copy chunks to their slots, by ascending offset; blocks.  SessionLost when the client has left.
+
+        Parts that were sent are checked first; those that fail are returned, and not copied.
+        """
+        wrong: list[ChunkId] = []
+        for index, part in zip(indexes, found, strict=True):
+            got = part.checked() if isinstance(part, Sent) else part
             try:
                 if isinstance(got, LakeError):
                     raise got
-                self._put(index, got)
+                if got is None:
+                    wrong.append(self.chunks[index])
+                else:
+                    self._put(index, got)
             except SessionLost:
                 raise
             except LakeError as error:
                 self._failures[index] = failure_of(error)
+        return wrong
 
     def answer(self) -> m.SlotsLoaded:
         """Return the answer."""

@@ -18,7 +18,7 @@ Rules kept here:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 import trio
@@ -27,9 +27,9 @@ from msgspec.structs import replace
 from engine.head.head_clients import HeadClient
 from engine.head.local_keys import KeyHomesMemory, LocalKeys
 from engine.host.tasks import run_all
-from engine.members.ports import Members
+from engine.members.ports import BeginningMembers, Members
 from lakefs.cluster.key_ring import KeyRing
-from lakefs.errors import EngineBusy, EngineUnreachable, OperationalError, SpaceNotFound, StaleEpoch
+from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, OperationalError, SpaceNotFound, StaleEpoch
 from lakefs.ids import Buffer, MemberId, RingEpoch
 from lakefs.limits import HEAD_SPACES_FRESH_S
 from lakefs.ports import Clock
@@ -54,6 +54,7 @@ class KeyHomes:
     def __init__(self, members: Members, clock: Clock, machine: str = "") -> None:
         """`machine`: the id of this one, "" if it is not known."""
         self._members = members
+        self._begins = members if isinstance(members, BeginningMembers) else None
         self.local: Final = LocalKeys(members, clock, machine)
         """Memory in which clients look keys up."""
         self._clock = clock
@@ -189,7 +190,7 @@ class KeyHomes:
         EngineUnreachable while that is away; SpaceNotFound when the lake has no such space; errors of the request.
         """
         for _ in range(GIVE_ATTEMPTS):
-            if self._told.get(home) != Told(self._listing, self._members.tables[0].ring_epoch):
+            if not self._is_told(home):
                 await self._give(client, home)
             try:
                 reply = await self._members.call(home, request, body)
@@ -205,3 +206,33 @@ class KeyHomes:
             self.local.answered(home)
             return reply
         raise EngineBusy("the lake's spaces change all the time; try again")
+
+    def begin(
+        self,
+        home: MemberId,
+        request: m.KeyedRead,
+        into: Sequence[memoryview],
+        done: Callable[[Reply | LakeError], None],
+    ) -> bool:
+        """Send a request to a home, without a task; see `BeginningMembers.begin`.
+
+        False, and nothing was sent: the home has to be connected first, or given the lake's spaces, as `ask` does.  So
+        it has if the answer is SpaceNotFound.
+        """
+        if self._begins is None or not self._is_told(home):
+            return False
+
+        def answered(result: Reply | LakeError) -> None:
+            if isinstance(result, Reply):
+                self.local.answered(home)
+            elif isinstance(result, EngineUnreachable):
+                self.local.away(home)
+            elif isinstance(result, SpaceNotFound):
+                self._told.pop(home, None)
+            done(result)
+
+        return self._begins.begin(home, request, into, answered) is not None
+
+    def _is_told(self, home: MemberId) -> bool:
+        """Return True if a home was given the list that this head has, and its share by the newest table."""
+        return self._told.get(home) == Told(self._listing, self._members.tables[0].ring_epoch)

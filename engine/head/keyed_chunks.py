@@ -141,11 +141,14 @@ def checked(wanted: Sequence[Wanted], pieces: Sequence[m.ReadPiece], body: memor
     for each, piece in zip(wanted, pieces, strict=True):
         payload = body[at : at + piece.length]
         at += piece.length
-        found.append(_check(each, piece, payload) if piece.failure is None else None)
+        found.append(checked_piece(each, piece, payload))
     return found
 
 
-def _check(wanted: Wanted, piece: m.ReadPiece, payload: memoryview) -> Got | None:
+def checked_piece(wanted: Wanted, piece: m.ReadPiece, payload: memoryview) -> Got | None:
+    """Return what was read, checked; None if it failed, or is not what was asked for.  Blocks."""
+    if piece.failure is not None:
+        return None
     end = piece.offset + len(payload)
     stop = wanted.offset + wanted.length if wanted.length else wanted.chunk_bytes
     if not piece.offset <= wanted.offset < stop <= end <= wanted.chunk_bytes:

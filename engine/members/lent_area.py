@@ -50,6 +50,10 @@ class LentArea:
         assert self._given <= self.size_bytes, "an area is as large as its parts"
         return memoryview(self._mapping)[begin : begin + size_bytes]
 
+    def forget(self, offset: int, size_bytes: int) -> None:
+        """Give the pages of a range back; it reads as zeros until it is written again."""
+        self._mapping.madvise(mmap.MADV_REMOVE, offset, size_bytes)
+
     def offset_of(self, memory: Buffer) -> int | None:
         """Return the offset of memory in the area; None for other memory."""
         if not isinstance(memory, memoryview) or memory.obj is not self._mapping or not memory.c_contiguous:

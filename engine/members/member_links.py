@@ -25,6 +25,7 @@ from engine.members.begun_request import BegunRequest, begin_request, lost_error
 from engine.members.lent_area import LentArea
 from engine.members.lent_payload import LentPayload, lend
 from engine.members.member_link import Connect, MemberClient, MemberLink
+from engine.members.read_memory import ReadMemory
 from lakefs.client.trio.engine import RemoteEngine, connect_engine
 from lakefs.cluster.table import Table
 from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, StaleEpoch
@@ -64,6 +65,7 @@ async def connect_member(
     machine: str = "",
     network: Network | None = None,
     area: LentArea | None = None,
+    reads: ReadMemory | None = None,
 ) -> AsyncIterator[MemberClient]:
     """Connect to a member at the first of its addresses that answers; lost when it is silent for MEMBER_SILENCE_S.
 
@@ -78,7 +80,8 @@ async def connect_member(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(engine.end_when_silent, MEMBER_SILENCE_S)
                 number = 0 if area is None else await lend(engine, area)
-                yield engine if area is None or not number else LentPayload(engine, area, number)
+                into = 0 if reads is None or not number else await lend(engine, reads.area, writable=True)
+                yield engine if area is None or not number else LentPayload(engine, area, number, reads, into)
                 nursery.cancel_scope.cancel()
 
 

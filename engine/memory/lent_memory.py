@@ -55,6 +55,14 @@ class LentMemory:
         self._users = 0
         self._without_users: trio.Event | None = None
 
+    @property
+    def cannot_shrink(self) -> bool:
+        """True if the client has sealed the memory: then a mapping of it may be read and written like any memory."""
+        try:
+            return bool(fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+        except OSError:  # it is none that can be sealed
+            return False
+
     def has_range(self, offset: int, length: int) -> bool:
         """Return True if [offset, offset + length) is inside the lent memory."""
         return 0 <= offset <= offset + length <= self.size_bytes

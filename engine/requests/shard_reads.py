@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from engine.chunks.chunk_store import find_shard
 from engine.chunks.shards import Name
 from engine.format.layouts import ChunkRecord
+from engine.memory.lent_memory import LentMemory
 from engine.requests.answer_memory import AnswerMemory
 from engine.requests.answers import failure_of
 from engine.requests.chunk_ranges import absent, memory_for, planned_ranges, room_of
@@ -20,6 +21,7 @@ from engine.segments.batch_reader import Range
 from engine.segments.reader import RangeRead
 from engine.sessions.references import Client
 from engine.store.store import Store
+from lakefs.content.verify import granules_around
 from lakefs.errors import ChunkDamaged, InvalidArgument, LakeError, StaleGrant
 from lakefs.ids import WHOLE_CHUNK, Sequence, shard_text
 from lakefs.wire import messages as m
@@ -43,6 +45,9 @@ class ShardReads:
         names = checked_names(request.chunks, request.shards, up_to=WHOLE_CHUNK)
         if not len(names) == len(request.offsets) == len(request.lengths):
             raise InvalidArgument("chunks, shards, offsets and lengths go together")
+        if request.targets:
+            with self._store.lent.using(client, request.memory, writable=True) as memory:
+                return await self._read_to(names, request, memory)
         records, failures, sequence = self._find(names)
         await self._metadata.wait_durable(sequence)
         planned = planned_ranges([chunk for chunk, _ in names], records, request)
@@ -58,6 +63,25 @@ class ShardReads:
                 parts.append(payload)
             lengths = [0 if record is None else record.logical_bytes for record in records]
             return Reply(m.ReadChunksReply(pieces, lengths), Body(parts, releases.pop_all().close))
+
+    async def _read_to(self, names: Seq[Name], request: m.ReadChunks, memory: LentMemory) -> Reply:
+        """Read pieces to where the request wants them in lent memory."""
+        targets = targets_of(request, memory)
+        records, failures, sequence = self._find(names)
+        await self._metadata.wait_durable(sequence)
+        planned = planned_ranges([chunk for chunk, _ in names], records, request)
+        planned = [_fitting(item, target) for item, target in zip(_with(failures, planned), targets, strict=True)]
+        pieces: list[m.ReadPiece] = []
+        wanted = [target for item, target in zip(planned, targets, strict=True) if not isinstance(item, LakeError)]
+        for read, target in zip(await self._read_all(names, planned, wanted), targets, strict=True):
+            if isinstance(read, LakeError):
+                pieces.append(m.ReadPiece(0, 0, b"", failure_of(read)))
+                continue
+            begin, payload, crcs = read
+            if payload.obj is not target.obj:  # it was short, or read again
+                target[:] = payload
+            pieces.append(m.ReadPiece(begin, len(payload), crcs))
+        return Reply(m.ReadChunksReply(pieces, [0 if record is None else record.logical_bytes for record in records]))
 
     def _find(self, names: Seq[Name]) -> tuple[list[ChunkRecord | None], list[LakeError | None], Sequence]:
         """Return the shards' records, the failures of those without a usable one, and the sequence to wait for."""
@@ -78,6 +102,13 @@ class ShardReads:
     ) -> list[RangeRead | LakeError]:
         wanted = [item for item in planned if not isinstance(item, LakeError)]
         targets = await memory_for(self._memory, client, [room_of(item) for item in wanted], releases)
+        return await self._read_all(names, planned, targets)
+
+    async def _read_all(
+        self, names: Seq[Name], planned: Seq[Range | LakeError], targets: Seq[memoryview | None]
+    ) -> list[RangeRead | LakeError]:
+        """Read what is planned; `targets`: memory for each range, or None."""
+        wanted = [item for item in planned if not isinstance(item, LakeError)]
         read = iter(await self._store.segments.batches.read_ranges(wanted, targets))
         done: list[RangeRead | LakeError] = []
         for name, item in zip(names, planned, strict=True):
@@ -106,6 +137,29 @@ class ShardReads:
                 return read
             error = read
         return judged
+
+
+def targets_of(request: m.ReadChunks, memory: LentMemory) -> list[memoryview]:
+    """Return the memory for each range of a request.  InvalidArgument."""
+    if len(request.targets) != len(request.chunks) or not all(request.lengths):
+        raise InvalidArgument("ranges and targets go together, and each range has a length")
+    if not memory.cannot_shrink:
+        raise InvalidArgument("shards are read into memory that is sealed against shrinking")
+    for offset, length in zip(request.targets, request.lengths, strict=True):
+        memory.check_range(offset, length)
+    ranges = zip(request.targets, request.lengths, strict=True)
+    return [memory.mapping[offset : offset + length] for offset, length in ranges]
+
+
+def _fitting(planned: Range | LakeError, target: memoryview) -> Range | LakeError:
+    """Return a range that is as wide as its target, or the failure."""
+    if isinstance(planned, LakeError):
+        return planned
+    record, offset, length = planned
+    begin, end = granules_around(offset, length, record.stored_bytes)
+    if end - begin == len(target):
+        return planned
+    return InvalidArgument(f"the range has {end - begin} bytes, its target {len(target)}")
 
 
 def _with(failures: Seq[LakeError | None], planned: Seq[Range | LakeError]) -> list[Range | LakeError]:

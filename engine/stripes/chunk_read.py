@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from engine.members.read_memory import read_memory
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.table import Table, members_to_ask
 from lakefs.content.verify import granules_around
@@ -172,7 +173,7 @@ class ChunkRead:
         """Keep what came as it is, until `let_go`; answers that are late may still be written to `memory`."""
         self.is_held = True
         if self.pending:
-            self.memory = memoryview(bytearray(len(self.memory)))
+            self.memory = read_memory().take(len(self.memory))
 
     def let_go(self) -> None:
         """Take what came during the hold."""
@@ -228,7 +229,7 @@ class ChunkRead:
         self._asked.add((member, shard))
         size = self.part_bytes(shard)
         if shard not in self.wanted:
-            target = memoryview(bytearray(size))
+            target = read_memory().take(size)
         elif self.is_whole:
             target = self.memory[self.code.extent(self.length, shard)[0] :][:size]
         else:

@@ -20,6 +20,7 @@ import trio
 
 from engine.host.tasks import plain_errors
 from engine.members.ports import BeginningMembers, Got, Members
+from engine.members.read_memory import read_memory
 from engine.stripes.answer_times import AnswerTimes
 from engine.stripes.chunk_assembly import Made, made, made_from_any
 from engine.stripes.chunk_read import Ask, ChunkRead
@@ -55,7 +56,7 @@ class Range:
         self.length = length
         self.begin, self.end = granules_around(offset, size or length - offset, length)
         self.first = first
-        self.memory = memoryview(bytearray(self.end - self.begin))
+        self.memory = read_memory().take(self.end - self.begin)
         self.reads: list[ChunkRead] = []
         self.made: dict[ChunkRead, Made] = {}
         self.vector = b""
@@ -181,7 +182,7 @@ class _Reading:
 
     def _read_whole(self, item: Range) -> None:
         """Read the whole chunk instead: a piece of the range cannot be had, or not be checked."""
-        memory = memoryview(bytearray(item.length))
+        memory = read_memory().take(item.length)
         item.reads = [ChunkRead(self._code, self._members.tables, item.chunk, item.length, memory)]
         item.made.clear()
 

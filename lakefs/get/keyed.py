@@ -43,6 +43,8 @@ from lakefs.wire.messages import Failure, KeyedLoad, KeyedLoaded, KeyedMatch, Ke
 
 MISS: Final = 0
 """Length of a value that was not read."""
+HEAD_BATCH_MIN: Final = 32
+"""Keys of a request to the head of a lake, if there are as many: it asks each of their homes once for each request."""
 _UNREAD: Final = (ChunkNotFound, ClusterDegraded, CorruptionError, StaleGrant, InvalidArgument)
 """Errors of a read that make a value a miss."""
 
@@ -233,7 +235,8 @@ class _KeyedLoading:
         size = len(self._keys)
         if self._access.check is not Check.NONE:
             size = -(-size // BATCHES)
-        size = min(max(size, BATCH_MIN), LOADS_MAX)
+        smallest = HEAD_BATCH_MIN if self._access.offers.key_homes else BATCH_MIN
+        size = min(max(size, smallest), LOADS_MAX)
         try:
             for first in range(0, len(self._keys), size):
                 indexes = range(first, min(first + size, len(self._keys)))

@@ -91,6 +91,11 @@ class BufferPool:
         return self._made - len(self._free)
 
     @property
+    def made(self) -> int:
+        """Buffers that were acquired, now or earlier: those that take memory."""
+        return self._made
+
+    @property
     def capacity(self) -> int:
         """Buffers that can be in use at once."""
         return self._count_max

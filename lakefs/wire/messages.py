@@ -391,6 +391,8 @@ class ReadChunks(Request, frozen=True):
     `shards`, if given, has the number of a shard for each chunk, 255 for the whole chunk; the range is the shard's.  Of
     a member; a shard that is missing or known to be damaged is the failure of its piece.  Of a range that is not in the
     shard, which fails too, the answer has the chunk's length all the same.
+    With `targets`, one for each range of a shard, a member writes the pieces to these offsets of lent `memory`, and the
+    answer has no body.  The memory is sealed against shrinking.  SessionLost, InvalidArgument.
     """
 
     OP = 44
@@ -399,6 +401,8 @@ class ReadChunks(Request, frozen=True):
     offsets: list[int]
     lengths: list[int]
     shards: list[int] = []
+    memory: int = 0
+    targets: list[int] = []
 
 
 def _requests(base: type[Request]) -> list[type[Request]]:

@@ -8,6 +8,7 @@ Rules kept here:
 - A caller's memory (request body, `into`) is not touched after its call has ended: a call that is cancelled while
   its frame is sent, or its reply received into `into`, ends when that is over (at most 30 s).
 - A connection that is lost is shut down in the same step: the engine binds nothing from slots of callers after that.
+  A call whose reply is being received ends when the receiving task has: until then its `into` may be written to.
 - When the connection is lost, every pending and every later call raises EngineUnreachable; nothing is retried here.
   A draining engine finishes the requests in flight; later calls raise EngineBusy.
 """
@@ -103,6 +104,7 @@ class RemoteEngine:
         self.offers = Offers()
         """See `EngineClient.offers`."""
         self._lost: LakeError | None = None
+        self._reading = trio.CancelScope()
         self._ended = trio.Event()
         self._idle = trio.Event()
         self.draining = False
@@ -241,17 +243,19 @@ class RemoteEngine:
     async def read(self) -> None:
         """Receive and dispatch until the connection is lost, which raises nothing here."""
         try:
-            while (event := await self._receiver.next_event()) is not None:
-                if self._lost is not None:
-                    return  # its caller has got the error of the lost connection
-                await self._dispatch(event)
-            self.lose(lost_error(self.address))
+            with self._reading:
+                while (event := await self._receiver.next_event()) is not None:
+                    if self._lost is not None:
+                        return  # its caller has got the error of the lost connection
+                    await self._dispatch(event)
+                self.lose(lost_error(self.address))
         except LakeError as error:
             self.lose(error)
         finally:
             # Also when cancelled: no task reads answers any more, and callers may wait under a shield.
             self.lose(lost_error(self.address))
             self._receiver.close()  # descriptors that arrived after the loss
+            self._wake_all()
 
     async def write(self) -> None:
         """Send what could not be sent at once, until the connection is lost, which raises nothing here."""
@@ -274,12 +278,20 @@ class RemoteEngine:
         self._idle.set()
         self._sender.drop_all()
         self._receiver.close()
-        for call in self._calls.values():
-            call.wake(outcome.Error(again(error)))
-        self._calls.clear()
+        self._wake_all(but_receiving=True)
+        self._reading.cancel()
         for events in self._watches.values():
             events.end(error)
         self._slots.unpark_all()
+
+    def _wake_all(self, *, but_receiving: bool = False) -> None:
+        """Give every call the error of the lost connection; the one whose reply is being received may be left out."""
+        assert self._lost is not None, "called when the connection is lost"
+        left = {stream_id: call for stream_id, call in self._calls.items() if but_receiving and call.receiving}
+        for stream_id, call in self._calls.items():
+            if stream_id not in left:
+                call.wake(outcome.Error(again(self._lost)))
+        self._calls = left
 
     # --- one call ----------------------------------------------------------------------------------
 
@@ -371,7 +383,7 @@ class RemoteEngine:
         except BaseException:
             close_all(descriptors)
             raise
-        del self._calls[event.stream_id]
+        self._calls.pop(event.stream_id, None)  # it is gone if the connection was lost during the receipt
         if len(descriptors) < event.descriptor_count:
             result: outcome.Outcome[Reply] = outcome.Error(
                 EngineBusy("descriptors that the engine sent did not arrive; raise the limit of open files")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -22,6 +23,7 @@ from engine.members.lent_payload import LENT_FROM_BYTES, LentPayload
 from engine.members.member_link import MemberClient
 from engine.members.member_links import MemberLinks, connect_member, open_member_links
 from engine.members.ports import NewChunk, Wanted
+from engine.members.read_memory import ReadMemory
 from engine.requests.table import Service
 from engine.server.listener import Server
 from engine.store.store import Store
@@ -62,6 +64,10 @@ class Noting(Service):
         self.cancelled_reads = 0
         self.may_read = trio.Event()
         self.may_read.set()
+        self.read_bytes: list[int] = []
+        """Bytes of each answer to a read that went through the socket."""
+        self.is_older = False
+        """It does not know of memory for reads."""
 
     async def serve(self, client: ServedClient, request: Request, body: Body, descriptors: Sequence[int]) -> Reply:
         if isinstance(request, StoreShards):
@@ -76,6 +82,11 @@ class Noting(Service):
             except trio.Cancelled:
                 self.cancelled_reads += 1
                 raise
+            if self.is_older:
+                request = msgspec.structs.replace(request, memory=0, targets=[])
+            reply = await super().serve(client, request, body, descriptors)
+            self.read_bytes.append(reply.body.nbytes)
+            return reply
         return await super().serve(client, request, body, descriptors)
 
 
@@ -97,28 +108,31 @@ class Lake:
 
 
 @asynccontextmanager
-async def lake(folder: Path, addresses: str = "unix:{folder}/{number}") -> AsyncIterator[Lake]:
-    """A lake of two members at 1+1, each behind a socket of this machine."""
+async def lake(
+    folder: Path, addresses: str = "unix:{folder}/{number}", reads: ReadMemory | None = None, protection: str = "1+1"
+) -> AsyncIterator[Lake]:
+    """A lake of as many members as the protection needs, each behind a socket of this machine."""
     async with AsyncExitStack() as stack:
         coordinator = await stack.enter_async_context(memory_coordinator())
         nursery = await stack.enter_async_context(trio.open_nursery())
         state, services, servers = LakeState(coordinator), list[Noting](), list[Server]()
         members, found = list[MemberId](), list[str]()
-        for number in range(2):
+        wanted = Protection.parse(protection)
+        for number in range(wanted.width):
             store = await stack.enter_async_context(simulated_store(cluster_id=LAKE))
             services.append(Noting(store))
             servers.append(Server(services[-1], TrioNetwork(), token="secret"))
             address = addresses.format(folder=folder, number=number)
             found.append(await nursery.start(servers[-1].listen_and_serve, address))
             members.append(MemberId(store.superblock.store_id))
-        table = first_table(Protection(1, 1), [Member(member, GIB, member.hex()) for member in members])
+        table = first_table(wanted, [Member(member, GIB, member.hex()) for member in members])
         assert await state.next_epoch(RingEpoch(0), pack(table))
         records = [MemberRecord(member, (address,), GIB, ()) for member, address in zip(members, found, strict=True)]
         for record in records:
             await state.register(record)
         area = LentArea(2 * POOL_BYTES)
         parity = BufferPool(POOL_BYTES, memory=area.part(POOL_BYTES))
-        connect = partial(connect_member, token="secret", area=area)
+        connect = partial(connect_member, token="secret", area=area, reads=reads)
         async with open_member_links(coordinator, connect) as links:
             yield Lake(LakeStripes(links, state, InlineOffload(), parity), area, links, services, records)
         for server in servers:
