@@ -219,7 +219,7 @@ async def open_head(
     tier, which the caller closes behind it.  `machine`: the id of this one, "" if it is not known.
     """
     parts = HeadParts(stripes, members, offload, clock, buffers, about_machine, memory, machine)
-    with plain_errors(), closing(parts.homes.local):
+    with plain_errors(), closing(parts.homes.local), closing(parts.load_memory):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(SessionRenewal(parts.references, parts.chunks).run)
             if memory.tier is not None:
