@@ -222,7 +222,7 @@ async def open_head(
     device, in which the tier is registered; the caller closes it last.
     """
     parts = HeadParts(stripes, members, offload, clock, buffers, about_machine, memory, machine, fabric)
-    with plain_errors(), closing(parts.homes.local):
+    with plain_errors(), closing(parts.homes.local), closing(parts.load_memory):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(SessionRenewal(parts.references, parts.chunks).run)
             if memory.tier is not None:

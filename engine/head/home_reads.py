@@ -26,6 +26,7 @@ from engine.head.key_homes import KeyHomes
 from engine.head.keyed_chunks import checked_piece
 from engine.head.load_memory import LoadMemory
 from engine.host.tasks import run_all
+from engine.members.lent_area import LentArea
 from engine.members.ports import Got, Wanted
 from lakefs.errors import LakeError, OperationalError, SpaceNotFound
 from lakefs.host.buffers import PooledBuffer
@@ -36,20 +37,20 @@ from lakefs.wire.engine_port import Body, Reply
 
 
 class Sent(NamedTuple):
-    """A part of a value as its home sent it, not checked.  `at`: its offset in `descriptor`; -1: in other memory."""
+    """A part of a value as its home sent it, not checked.  `at`: its offset in `area`; None: it is in other memory."""
 
     wanted: Wanted
     piece: m.ReadPiece
     payload: memoryview
-    descriptor: int
+    area: LentArea | None
     at: int
 
     def checked(self) -> InSlab | Got | None:
         """Return the whole part; None if it is not what was asked for.  Blocks."""
         got = checked_piece(self.wanted, self.piece, self.payload)
-        if got is None or self.at < 0:
+        if got is None or self.area is None:
             return got
-        return InSlab(got.payload, got.crcs, self.descriptor, self.at)
+        return InSlab(got.payload, got.crcs, self.area.descriptor, self.at)
 
 
 def sent_parts(found: m.KeyedFound, body: Body, memory: LoadMemory) -> Iterator[tuple[ChunkId, Sent]]:
@@ -57,12 +58,11 @@ def sent_parts(found: m.KeyedFound, body: Body, memory: LoadMemory) -> Iterator[
     payload = memoryview(body.parts[0] if len(body.parts) == 1 else body.joined())
     if len(found.pieces) > len(found.chunks) or sum(piece.length for piece in found.pieces) != len(payload):
         return
-    begin = memory.offset_of(payload)
+    area, begin = memory.place_of(payload)
     at = 0
     for chunk, length, piece in zip(found.chunks, found.lengths, found.pieces, strict=False):  # the first have pieces
-        place = -1 if begin is None else begin + at
         wanted = Wanted(ChunkId(chunk), length)
-        yield wanted.chunk, Sent(wanted, piece, payload[at : at + piece.length], memory.descriptor, place)
+        yield wanted.chunk, Sent(wanted, piece, payload[at : at + piece.length], area, begin + at)
         at += piece.length
 
 

@@ -12,7 +12,7 @@ Used on the loop.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from engine.members.lent_area import LentArea
 from lakefs.host.buffers import BufferPool, PooledBuffer
@@ -24,31 +24,42 @@ LOAD_MEMORY_BYTES: Final = 64 * MIB
 
 
 class LoadMemory:
-    """The memory of one head.  OSError when none can be had."""
+    """The memory of one head, made when it is first used."""
 
     def __init__(self, size_bytes: int = LOAD_MEMORY_BYTES) -> None:
-        self._area = LentArea(size_bytes)
-        self._pool = BufferPool(size_bytes, memory=self._area.part(size_bytes))
-
-    @property
-    def descriptor(self) -> int:
-        """That of the memory; it stays this object's."""
-        return self._area.descriptor
+        self._size_bytes = size_bytes
+        self._made: _Made | None = None
+        self._is_closed = False
 
     @property
     def in_use(self) -> int:
         """Buffers that are not released."""
-        return self._pool.in_use
+        return 0 if self._made is None else self._made.pool.in_use
 
     @property
     def made(self) -> int:
         """Buffers whose memory was used, now or earlier."""
-        return self._pool.made
+        return 0 if self._made is None else self._made.pool.made
+
+    def close(self) -> None:
+        """Let the memory go, when its last buffer is released; there are no others."""
+        self._made, self._is_closed = None, True
 
     def try_take(self) -> PooledBuffer | None:
-        """Return a buffer, None if all are in use."""
-        return self._pool.try_acquire()
+        """Return a buffer, None if all are in use.  OSError when no memory can be had."""
+        if self._is_closed:
+            return None
+        if self._made is None:
+            area = LentArea(self._size_bytes)
+            self._made = _Made(area, BufferPool(self._size_bytes, memory=area.part(self._size_bytes)))
+        return self._made.pool.try_acquire()
 
-    def offset_of(self, payload: Buffer) -> int | None:
-        """Return the offset of payload in the memory; None for other memory."""
-        return self._area.offset_of(payload)
+    def place_of(self, payload: Buffer) -> tuple[LentArea | None, int]:
+        """Return the area and the offset of payload in it; (None, 0) for other memory."""
+        offset = None if self._made is None else self._made.area.offset_of(payload)
+        return (None, 0) if self._made is None or offset is None else (self._made.area, offset)
+
+
+class _Made(NamedTuple):
+    area: LentArea
+    pool: BufferPool

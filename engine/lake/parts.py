@@ -49,7 +49,7 @@ from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
 from engine.members.lent_area import LentArea
 from engine.members.member_link import Connect
 from engine.members.member_links import MemberLinks, connect_member, open_member_links
-from engine.members.read_memory import read_memory
+from engine.members.read_memory import ReadMemory
 from engine.process.embedded import EmbeddedEngine
 from engine.process.mirrored_names import LocalNames
 from engine.process.names_place import open_local_names
@@ -296,9 +296,10 @@ async def _open_content(stack: AsyncExitStack, plan: LakePlan, coordinator: Coor
     area = LentArea(BUFFER_POOL_BYTES + PARITY_MEMORY_BYTES)
     buffers = BufferPool(BUFFER_POOL_BYTES, memory=area.part(BUFFER_POOL_BYTES))
     parity = BufferPool(PARITY_MEMORY_BYTES, memory=area.part(PARITY_MEMORY_BYTES))
-    connect = partial(connect_member, token=plan.token, machine=plan.machine.machine, area=area, reads=read_memory())
+    reads = stack.enter_context(closing(ReadMemory()))
+    connect = partial(connect_member, token=plan.token, machine=plan.machine.machine, area=area, reads=reads)
     links = await stack.enter_async_context(_links(coordinator, connect))
-    return _Content(links, LakeStripes(links, LakeState(coordinator), offload, parity), buffers)
+    return _Content(links, LakeStripes(links, LakeState(coordinator), offload, parity, reads.take), buffers)
 
 
 async def _open_head(

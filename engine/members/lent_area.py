@@ -36,7 +36,8 @@ class LentArea:
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes: Final = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
         self.descriptor: Final = os.memfd_create("lake-lent", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        weakref.finalize(self, os.close, self.descriptor)
+        self.close: Final = weakref.finalize(self, os.close, self.descriptor)
+        """Closes the descriptor; the memory stays until nobody refers to it."""
         os.ftruncate(self.descriptor, self.size_bytes)
         fcntl.fcntl(self.descriptor, _ADD_SEALS, _SEALS)
         self._mapping = mmap.mmap(self.descriptor, self.size_bytes)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from engine.members.lent_area import LentArea
@@ -33,6 +33,14 @@ READ_MEMORY_KEPT_BYTES: Final = 32 * MIB
 """Memory of chunks that were read, kept for the next reads: eight chunks."""
 KEPT_FROM_BYTES: Final = 256 << 10
 """Shorter memory is made anew: that costs some 10 us."""
+
+Take = Callable[[int], memoryview]
+"""Returns memory of a length, writable, with any content."""
+
+
+def take_anew(size_bytes: int) -> memoryview:
+    """Return new memory."""
+    return memoryview(bytearray(size_bytes))
 
 
 class ReadMemory:
@@ -53,6 +61,10 @@ class ReadMemory:
         self._retired: set[int] = set()
         """Offsets of blocks that are not used again."""
 
+    def close(self) -> None:
+        """Close the descriptor: members are not lent the memory any more, which stays its holders'."""
+        self.area.close()
+
     @property
     def kept_bytes(self) -> int:
         """Bytes kept for the next reads."""
@@ -62,11 +74,11 @@ class ReadMemory:
     def take(self, size_bytes: int) -> memoryview:
         """Return memory of that length, writable, with any content."""
         if size_bytes < KEPT_FROM_BYTES:
-            return memoryview(bytearray(size_bytes))
+            return take_anew(size_bytes)
         length = KEPT_FROM_BYTES << (-(-size_bytes // KEPT_FROM_BYTES) - 1).bit_length()
         offset = self._free_block(length)
         if offset is None:
-            return memoryview(bytearray(size_bytes))
+            return take_anew(size_bytes)
         block = (ctypes.c_char * size_bytes).from_buffer(self._memory, offset)
         weakref.finalize(block, self._dropped.append, (offset, length)).atexit = False
         return memoryview(block).cast("B")
@@ -110,13 +122,3 @@ class ReadMemory:
                 self._retired.discard(offset)
             else:
                 self._cold.setdefault(length, []).append(offset)
-
-
-_OF_PROCESS: Final[list[ReadMemory]] = []
-
-
-def read_memory() -> ReadMemory:
-    """Return the memory of this process."""
-    if not _OF_PROCESS:
-        _OF_PROCESS.append(ReadMemory())
-    return _OF_PROCESS[0]

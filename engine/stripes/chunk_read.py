@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from engine.members.read_memory import read_memory
+from engine.members.read_memory import Take, take_anew
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.table import Table, members_to_ask
 from lakefs.content.verify import granules_around
@@ -50,6 +50,7 @@ class ChunkRead:
         "_asked",
         "_came",
         "_parts",
+        "_take",
         "begin",
         "chunk",
         "code",
@@ -76,8 +77,13 @@ class ChunkRead:
         length: int,
         memory: memoryview,
         piece: tuple[int, int, int] | None = None,
+        take: Take = take_anew,
     ) -> None:
-        """`piece`: shard, begin and end of the range in it.  `memory` is as long as the chunk, or the range."""
+        """`piece`: shard, begin and end of the range in it.  `memory` is as long as the chunk, or the range.
+
+        `take` gives memory for what has no place there.
+        """
+        self._take = take
         self.code = code
         self.tables = tables
         self.chunk = chunk
@@ -173,7 +179,7 @@ class ChunkRead:
         """Keep what came as it is, until `let_go`; answers that are late may still be written to `memory`."""
         self.is_held = True
         if self.pending:
-            self.memory = read_memory().take(len(self.memory))
+            self.memory = self._take(len(self.memory))
 
     def let_go(self) -> None:
         """Take what came during the hold."""
@@ -229,7 +235,7 @@ class ChunkRead:
         self._asked.add((member, shard))
         size = self.part_bytes(shard)
         if shard not in self.wanted:
-            target = read_memory().take(size)
+            target = self._take(size)
         elif self.is_whole:
             target = self.memory[self.code.extent(self.length, shard)[0] :][:size]
         else:

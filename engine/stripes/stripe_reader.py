@@ -20,7 +20,7 @@ import trio
 
 from engine.host.tasks import plain_errors
 from engine.members.ports import BeginningMembers, Got, Members
-from engine.members.read_memory import read_memory
+from engine.members.read_memory import Take, take_anew
 from engine.stripes.answer_times import AnswerTimes
 from engine.stripes.chunk_assembly import Made, made, made_from_any
 from engine.stripes.chunk_read import Ask, ChunkRead
@@ -49,14 +49,23 @@ class FirstPart(NamedTuple):
 class Range:
     """A range of a chunk to read, widened to granules: its pieces, or the whole chunk once one of them has failed."""
 
-    __slots__ = ("begin", "chunk", "end", "first", "length", "made", "memory", "outcome", "reads", "vector")
+    __slots__ = ("begin", "chunk", "end", "first", "length", "made", "memory", "outcome", "reads", "take", "vector")
 
-    def __init__(self, chunk: ChunkId, length: int, offset: int, size: int, first: FirstPart | None = None) -> None:
+    def __init__(
+        self,
+        chunk: ChunkId,
+        length: int,
+        offset: int,
+        size: int,
+        first: FirstPart | None = None,
+        take: Take = take_anew,
+    ) -> None:
         self.chunk = chunk
         self.length = length
         self.begin, self.end = granules_around(offset, size or length - offset, length)
         self.first = first
-        self.memory = read_memory().take(self.end - self.begin)
+        self.take = take
+        self.memory = take(self.end - self.begin)
         self.reads: list[ChunkRead] = []
         self.made: dict[ChunkRead, Made] = {}
         self.vector = b""
@@ -164,7 +173,7 @@ class _Reading:
         if (known := self._known.get(item.chunk)) is not None:
             item.vector = known.crcs
         if len(item.memory) == item.length:
-            item.reads = [ChunkRead(self._code, self._members.tables, item.chunk, item.length, item.memory)]
+            item.reads = [self._planned(item, item.memory)]
             _begin_with_first(item)
             return
         pieces = self._code.pieces(item.length, item.begin, item.end - item.begin)
@@ -176,14 +185,17 @@ class _Reading:
         for piece in pieces:
             size = piece[2] - piece[1]
             part = item.memory[begin : begin + size]
-            item.reads.append(ChunkRead(self._code, self._members.tables, item.chunk, item.length, part, piece))
+            item.reads.append(self._planned(item, part, piece))
             begin += size
         _begin_with_first(item)
 
+    def _planned(self, item: Range, memory: memoryview, piece: tuple[int, int, int] | None = None) -> ChunkRead:
+        return ChunkRead(self._code, self._members.tables, item.chunk, item.length, memory, piece, item.take)
+
     def _read_whole(self, item: Range) -> None:
         """Read the whole chunk instead: a piece of the range cannot be had, or not be checked."""
-        memory = read_memory().take(item.length)
-        item.reads = [ChunkRead(self._code, self._members.tables, item.chunk, item.length, memory)]
+        memory = item.take(item.length)
+        item.reads = [self._planned(item, memory)]
         item.made.clear()
 
     def _is_waiting(self, item: Range) -> bool:

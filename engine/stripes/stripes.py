@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from engine.coordinator.lake_state import LakeState
 from engine.members.ports import Got, NewChunk, ReturningMembers, Wanted
+from engine.members.read_memory import Take, take_anew
 from engine.stripes.known_chunks import KnownChunks
 from engine.stripes.stripe_errors import not_found
 from engine.stripes.stripe_lengths import BEHIND_ALL, First, Said, StripeLengths
@@ -35,15 +36,24 @@ class LakeStripes:
     """`Stripes` over the members of a lake."""
 
     def __init__(
-        self, members: ReturningMembers, state: LakeState, offload: Offload, parity_memory: BufferPool | None = None
+        self,
+        members: ReturningMembers,
+        state: LakeState,
+        offload: Offload,
+        parity_memory: BufferPool | None = None,
+        take: Take = take_anew,
     ) -> None:
-        """`parity_memory`: at least BUFFERS_PER_PORTION_MAX buffers.  StoreUnusable without the native erasure code."""
+        """`parity_memory`: at least BUFFERS_PER_PORTION_MAX buffers.  `take` gives memory for what is read.
+
+        StoreUnusable without the native erasure code.
+        """
         protection = members.tables[0].protection
         code = ErasureCode(protection.data, protection.parity)
         known = KnownChunks()
         memory = ParityMemory(parity_memory or BufferPool(PARITY_MEMORY_BYTES))
         self._members = members
         self._protection = protection
+        self._take = take
         self._lengths = StripeLengths(members, code, known)
         self._reader = StripeReader(members, code, offload, known)
         self._writer = StripeWriter(members, code, state, offload, memory, known)
@@ -89,7 +99,7 @@ class LakeStripes:
         for index, (want, first) in enumerate(zip(wanted, begun, strict=True)):
             outcomes[index] = _outside(want, first.length) if first.length else None
             if first.length and outcomes[index] is None:
-                ranges[index] = Range(want.chunk, first.length, want.offset, want.length, first.part)
+                ranges[index] = Range(want.chunk, first.length, want.offset, want.length, first.part, self._take)
         if ranges:
             for index, outcome in zip(ranges, await self._reader.read([*ranges.values()]), strict=True):
                 outcomes[index] = outcome
@@ -109,7 +119,7 @@ class LakeStripes:
         """Return the whole chunk by the first of these lengths at which it has its hash, or the likeliest's error."""
         errors: list[LakeError] = []
         for length in said.lengths[: self._protection.parity + 1]:
-            [outcome] = await self._reader.read([Range(chunk, length, 0, 0)])
+            [outcome] = await self._reader.read([Range(chunk, length, 0, 0, take=self._take)])
             if isinstance(outcome, Got):
                 return outcome
             errors.append(outcome)

@@ -23,7 +23,7 @@ from engine.members.lent_payload import LENT_FROM_BYTES, LentPayload
 from engine.members.member_link import MemberClient
 from engine.members.member_links import MemberLinks, connect_member, open_member_links
 from engine.members.ports import NewChunk, Wanted
-from engine.members.read_memory import ReadMemory
+from engine.members.read_memory import ReadMemory, take_anew
 from engine.requests.table import Service
 from engine.server.listener import Server
 from engine.store.store import Store
@@ -99,6 +99,7 @@ class Lake:
     links: MemberLinks
     members: list[Noting] = field(default_factory=list)
     records: list[MemberRecord] = field(default_factory=list)
+    reads: ReadMemory = field(default_factory=lambda: ReadMemory(size_bytes=MIB))
 
     def in_area(self, payload: bytes) -> NewChunk:
         """Return a chunk that lies in the area, as one that a head has received."""
@@ -134,7 +135,8 @@ async def lake(
         parity = BufferPool(POOL_BYTES, memory=area.part(POOL_BYTES))
         connect = partial(connect_member, token="secret", area=area, reads=reads)
         async with open_member_links(coordinator, connect) as links:
-            yield Lake(LakeStripes(links, state, InlineOffload(), parity), area, links, services, records)
+            stripes = LakeStripes(links, state, InlineOffload(), parity, take_anew if reads is None else reads.take)
+            yield Lake(stripes, area, links, services, records, reads or ReadMemory(size_bytes=MIB))
         for server in servers:
             await server.drain(5)
         nursery.cancel_scope.cancel()

@@ -18,7 +18,7 @@ import trio.testing
 from engine.members.lent_area import LentArea
 from engine.members.lent_payload import _LentRead
 from engine.members.ports import Got, Wanted
-from engine.members.read_memory import ReadMemory, read_memory
+from engine.members.read_memory import ReadMemory
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.table import Service
 from lakefs.content.verify import granule_crcs
@@ -39,7 +39,7 @@ PAYLOAD = payload_of(CHUNK_BYTES)
 @asynccontextmanager
 async def stored(folder: Path, *payloads: bytes) -> AsyncIterator[Lake]:
     """A lake at 2+1 with chunks."""
-    async with lake(folder, reads=read_memory(), protection="2+1") as made:
+    async with lake(folder, reads=ReadMemory(), protection="2+1") as made:
         await made.stripes.store(GENERATION, [made.in_area(payload) for payload in payloads])
         yield made
 
@@ -120,7 +120,7 @@ def test_what_a_late_member_writes_is_in_nobodys_memory(tmp_path: Path) -> None:
             reads = late.reads
             got = await read(made, PAYLOAD)
             assert late.reads == reads + 1
-            others = [read_memory().take(CHUNK_BYTES) for _ in range(8)]
+            others = [made.reads.take(CHUNK_BYTES) for _ in range(8)]
             for other in others:
                 other[:] = bytes(CHUNK_BYTES)
             late.may_read.set()
@@ -143,7 +143,7 @@ def test_a_cancelled_reads_memory_is_not_used_before_the_member_has_answered(tmp
                 member.reads = 0
             with trio.move_on_after(0.05):
                 await read(made, PAYLOAD)
-            others = [read_memory().take(CHUNK_BYTES) for _ in range(8)]
+            others = [made.reads.take(CHUNK_BYTES) for _ in range(8)]
             for other in others:
                 other[:] = bytes(CHUNK_BYTES)
             for member in made.members:
