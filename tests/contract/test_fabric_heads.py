@@ -17,6 +17,8 @@ from engine.fabric.engine_fabric import EngineFabric
 from engine.head.head import Head, open_head
 from engine.host.clock import SystemClock
 from engine.server.listener import Server
+from engine.tiers.arena import Arena
+from engine.tiers.dram_tier import DramTier
 from lakefs.content.verify import Check
 from lakefs.errors import LakeError
 from lakefs.get.pools import Pool
@@ -40,8 +42,10 @@ FAULTS: Final = {"away": Fault.AWAY, "lost": Fault.LOST, "lying": Fault.LYING}
 HeadBody = Callable[[FabricWorld, Rig, HeadAndNames], Awaitable[None]]
 
 
-def run_over_members(body: HeadBody, *, weather: Weather | None = None, sharers: int = 1) -> None:
-    """Run a test with a head over six members at 4+2."""
+def run_over_members(
+    body: HeadBody, *, weather: Weather | None = None, sharers: int = 1, has_tier: bool = True
+) -> None:
+    """Run a test with a head over six members at 4+2; without a tier the world's is another one, which stays empty."""
     made: list[tuple[Rig, HeadAndNames]] = []
 
     @asynccontextmanager
@@ -54,13 +58,15 @@ def run_over_members(body: HeadBody, *, weather: Weather | None = None, sharers:
                 clients=rig.members.clients,
                 offload=offload,
                 clock=SystemClock(),
-                slabs=slabs,
+                slabs=slabs if has_tier else 0,
                 fabric=fabric,
             )
             async with opening as lake:
                 made.append((rig, lake))
                 tier = lake.head.parts.tier.dram.tier
-                assert tier is not None
+                assert has_tier == (tier is not None)
+                if tier is None:
+                    tier = DramTier(Arena(1))
                 yield Asked(lake.head, tier, lake.head.parts.buffers, lambda chunk: None)
 
     run_at(opens, lambda world: body(world, *made[0]), weather=weather, sharers=sharers)
@@ -92,6 +98,21 @@ def test_what_members_have_is_got_put_and_loaded_by_rdma(kind: str, check: Check
             assert not lake.rdma.reason
 
     run_over_members(body, weather=Weather(loss=0.02, shuffle=True))
+
+
+def test_a_head_without_a_tier_moves_bytes_by_rdma_too() -> None:
+    async def body(world: FabricWorld, rig: Rig, head: HeadAndNames) -> None:
+        content = os.urandom(6 * MIB)
+        async with world.lake("trio") as lake, pool_of(lake, POOL) as pool:
+            await lake.put("bkt/object", content)
+            put = lake.rdma.bytes
+            for turn in range(1, 4):
+                assert await lake.get("bkt/object") == content
+                assert lake.rdma.bytes == put + turn * len(content)
+            await is_loaded(lake, pool, [data_chunk_id(content[:CHUNK_BYTES])], [content[:CHUNK_BYTES]])
+            assert not lake.rdma.reason
+
+    run_over_members(body, has_tier=False)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
