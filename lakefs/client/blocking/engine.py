@@ -25,7 +25,7 @@ from typing import Final
 from lakefs.client.blocking.link import Link, Ticket
 from lakefs.client.blocking.time_limits import TimeLimits
 from lakefs.client.silence import given_up
-from lakefs.errors import EngineUnreachable, InvalidArgument, LakeError
+from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError
 from lakefs.ids import Buffer
 from lakefs.limits import ENGINE_SILENCE_S, ENGINE_WAIT_S
 from lakefs.wire.engine_port import Reply
@@ -34,6 +34,14 @@ from lakefs.wire.offers import Offers
 from lakefs.wire.repeat import ATTEMPTS_MAX, REPEATABLE, SESSION_REQUESTS, SessionKeeper, loss_error
 
 _RETRY_S: Final = 0.05
+
+
+def _is_refused_at_the_end(ticket: Ticket) -> bool:
+    """Return True if an engine that shuts down has refused the request: its goodbye was not yet read as it was sent.
+
+    Nothing of it was done, so any request may be sent again.
+    """
+    return ticket.link is not None and ticket.link.draining and isinstance(ticket.error, EngineBusy)
 
 
 def connect_blocking(address: str, *, token: str = "", timeout_s: float = ENGINE_SILENCE_S) -> BlockingEngine:
@@ -168,9 +176,12 @@ class BlockingEngine:
                 reply.epoch = ticket.link.epoch
                 return reply
             assert ticket.error is not None, "a ticket ends with a reply or an error"
-            if not ticket.lost:
+            if _is_refused_at_the_end(ticket) and ticket.attempts < ATTEMPTS_MAX:
+                self._submit(ticket)
+            elif ticket.lost:
+                self._recover(ticket, ticket.error)
+            else:
                 raise ticket.error
-            self._recover(ticket, ticket.error)
 
     def cancel(self, ticket: Ticket) -> None:
         """Give up a ticket that will not be finished: tell the engine, drop the reply, and leave `into` alone."""

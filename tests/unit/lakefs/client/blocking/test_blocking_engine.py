@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from lakefs.client.blocking import engine as engine_module
 from lakefs.client.blocking.engine import BlockingEngine
-from lakefs.errors import EngineUnreachable, LakeError
+from lakefs.client.blocking.link import Link, Ticket
+from lakefs.errors import EngineBusy, EngineUnreachable, LakeError
+from lakefs.wire.base import Done
+from lakefs.wire.engine_port import Reply
+from lakefs.wire.messages import BucketRemove, Request, Status
 
 
 class FakeLink:
@@ -25,12 +30,28 @@ class FakeLink:
         self.draining = False
         self.open_count = 0
         self.epoch = 0
+        self.answer: LakeError | Reply = Reply(Done())
+        self.says_goodbye = False
         FakeLink.made.append(self)
         for step in FakeLink.during:
             getattr(FakeLink.engine, step)()
 
     def lose(self, error: LakeError) -> None:
         self.error = error
+
+    def look(self) -> None:
+        """It was heard a moment ago."""
+
+    def submit(self, ticket: Ticket) -> None:
+        ticket.link, ticket.error, ticket.lost = cast(Link, self), None, False
+        ticket.attempts += 1
+
+    def wait(self, ticket: Ticket) -> Reply | None:
+        self.draining = self.draining or self.says_goodbye
+        if isinstance(self.answer, Reply):
+            return self.answer
+        ticket.error = self.answer
+        return None
 
 
 @pytest.fixture
@@ -71,3 +92,36 @@ def test_a_connection_that_was_lost_while_another_was_made_is_made_anew(engine: 
     engine.connect()
     engine.connect()
     assert [link.error is None for link in FakeLink.made] == [False, True]
+
+
+@pytest.mark.parametrize("request_", [Status(), BucketRemove("bkt")])
+def test_a_request_that_an_engine_refuses_as_it_shuts_down_goes_to_the_next_one(
+    engine: BlockingEngine, request_: Request
+) -> None:
+    """Nothing of it was done; the goodbye was on its way as it was sent."""
+    engine.connect()
+    [first] = FakeLink.made
+    first.says_goodbye, first.answer = True, EngineBusy("the engine is shutting down")
+    assert engine.call(request_).message == Done()
+    assert len(FakeLink.made) == 2
+
+
+def test_a_request_that_an_engine_refuses_for_another_reason_has_failed(engine: BlockingEngine) -> None:
+    engine.connect()
+    [first] = FakeLink.made
+    first.answer = EngineBusy("the engine has no room for it")
+    with pytest.raises(EngineBusy):
+        engine.call(Status())
+    assert len(FakeLink.made) == 1
+
+
+def test_engines_that_all_shut_down_are_not_asked_for_ever(
+    engine: BlockingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(link: FakeLink, ticket: Ticket) -> None:
+        link.draining, ticket.error = True, EngineBusy("the engine is shutting down")
+
+    monkeypatch.setattr(FakeLink, "wait", refuse)
+    with pytest.raises(EngineBusy):
+        engine.call(Status())
+    assert 1 < len(FakeLink.made) < 20
