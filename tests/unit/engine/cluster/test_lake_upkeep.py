@@ -40,6 +40,7 @@ def test_gc_at_a_head_frees_and_reports_by_member() -> None:
         assert sum(member["freed_bytes"] for member in each) == last["freed_bytes"]
         assert all(member["kept_because"] == "" for member in each)
         assert all(member["freed_chunks"] == 0 and member["disk_bytes_after"] > 0 for member in each)
+        assert last["disk_bytes_after"] == sum(member["disk_bytes_after"] for member in each)
         assert await one.holders(data_chunk_id(LARGE)) == {}
         assert len(await one.holders(data_chunk_id(SMALL))) == 3
 
@@ -49,7 +50,11 @@ def test_gc_at_a_head_frees_and_reports_by_member() -> None:
 def test_a_member_that_is_away_frees_nothing_and_says_why() -> None:
     async def body(one: Kept) -> None:
         one.rig.lose(3)
-        report = (await one.ask(m.RunGc()))["members"][id_text(id_of(3))]
+        members = (await one.ask(m.RunGc()))["members"]
+        assert members[id_text(id_of(2))]["not_collected_because"] == ""
+        assert len({tuple(each) for each in members.values()}) == 1, "all have the same keys"
+        report = members[id_text(id_of(3))]
+        assert report["disk_bytes_after"] is None
         assert "has not begun the cycle" in report["kept_because"]
         assert "away" in report["not_collected_because"]
 
