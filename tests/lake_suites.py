@@ -23,6 +23,7 @@ LONG: Final = (
     "mount/test_appends_elsewhere.py",
     "mount/test_small_opens.py",
     "mount/test_loaders.py",
+    "mount/test_native.py",
     "e2e/test_cli_files.py",
     "e2e/test_cli_names.py",
     "e2e/test_cli_kv.py",
