@@ -80,9 +80,10 @@ LAKE_SUITES := tests/keyed $(addprefix tests/e2e/test_,s3_boto3.py s3_conditions
 	$(addprefix tests/e2e/test_s3_,amz_headers.py bodies.py object_parts.py tagging.py versions.py) \
 	$(addprefix tests/plugins/fsspec/test_,contents.py names.py) \
 	$(addprefix tests/mount/test_,two_mounts.py commits.py listings.py flush.py xattrs.py) \
+	$(addprefix tests/mount/test_,hot.py hot_and_native.py) tests/known/test_moments.py tests/door/test_oracle.py \
 	$(addprefix tests/e2e/test_,blocking_client.py remote_client.py cli_get.py)
 
-lake-suites: setup ## suites of S3, mount, clients, fsspec and KV caches at a running lake of six members
+lake-suites: setup ## suites of S3 and its door, mount, clients, fsspec and KV caches at a running lake of six members
 	@SERVED_DEVICES=6 $(TESTS) -m "not thorough and not plugins" $(LAKE_SUITES)
 
 test-plugins: setup plugins ## the plug-ins with the libraries that use them: torch, pandas, datasets

@@ -70,6 +70,9 @@ def _member(member: dict[str, Any], places: Mapping[str, str]) -> str:
     told += [f"at {address.removeprefix('tcp://')}" for address in member["addresses"] if address.startswith("tcp:")]
     if member["damaged_chunks"]:
         told.append(f"{member['damaged_chunks']} damaged")
+    scrub = member.get("scrub")  # names of an older release do not say, nor does a member that is away
+    if scrub and scrub["state"] != "idle":
+        told.append(f"scrub {scrub['state']} at {scrub['position']:.1%}")
     if member.get("is_old"):  # names of an older release do not say
         told.append("came back as it was earlier, and is being compared with the others")
     return ", ".join(told) + (f": {member['reason']}" if member["reason"] else "")

@@ -34,8 +34,15 @@ def status(where: Target, as_json: bool) -> int:
     else:
         gateways = found.pop("gateways", [])  # an older engine has none
         lake_part = found.pop("lake", None)  # one engine has none
+        heads = found.pop("heads", [])  # only a machine with several has them
         of_lake = [] if lake_part is None else lake_lines(lake_part, found.pop("folders", ()))
-        for line in [*_lines(found), *of_lake, *_space_lines(spaces), *_gateway_lines(gateways)]:
+        for line in [
+            *_lines(found),
+            *map(_head_line, heads),
+            *of_lake,
+            *_space_lines(spaces),
+            *_gateway_lines(gateways),
+        ]:
             write_line(line)
     return 0 if found.get("state") == "serving" else StoreReadOnly.exit_code
 
@@ -105,6 +112,11 @@ def _gateway_lines(gateways: list[dict[str, Any]]) -> list[str]:
         if passed:
             lines.append(_line("  left to Python, by reason", ", ".join(passed)))
     return lines
+
+
+def _head_line(head: dict[str, Any]) -> str:
+    counts = ", ".join(f"{count} {name}" for name, count in head.items() if name != "pid")
+    return _line(f"head (process {head['pid']})", counts)
 
 
 def _line(name: str, value: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from engine.process.engine_process import RunningEngine
@@ -41,7 +42,7 @@ def readings(engine: RunningEngine) -> list[Reading]:
         ),
         *gc_readings(store),
         *keyed_readings(store),
-        *scrub_readings(store),
+        *scrub_readings(lambda figure: store.scrubber.figures()[figure]),
         *shared_index_readings(lambda: None if store.shared_index is None else store.shared_index.statistics()),
         *dram_readings(lambda: store.dram),
         Reading("lake_overlay_entries", "Entries not yet in the index", metadata("overlay_entries")),
@@ -132,23 +133,26 @@ def keyed_readings(store: Store) -> list[Reading]:
     ]
 
 
-def scrub_readings(store: Store) -> list[Reading]:
-    """Return the metrics of scrub and quarantine."""
-    scrubber = store.scrubber
+def scrub_readings(read: Callable[[str], float | Mapping[str, float]], label: str = "") -> list[Reading]:
+    """Return the metrics of scrub and quarantine; `read` returns one of `Scrubber.figures`, with `label` those of all.
+
+    A lake has those of each member on its machine.
+    """
     return [
-        Reading("lake_scrub_running", "1 while scrub reads", lambda: scrubber.running),
-        Reading("lake_scrub_position", "Share of the pass that is done, 0 to 1", lambda: scrubber.position),
-        Reading(
-            "lake_scrub_bytes_total", "Payload bytes that scrub has checked", lambda: scrubber.totals.payload_bytes
-        ),
-        Reading("lake_scrub_chunks_total", "Chunks that scrub has checked", lambda: scrubber.totals.chunks),
-        Reading("lake_scrub_damage_total", "Chunks that scrub found damaged", lambda: scrubber.totals.damaged),
-        Reading(
-            "lake_scrub_last_pass_timestamp_seconds",
-            "When the last full pass ended, in seconds since 1970; 0: never",
-            lambda: scrubber.state.last_ended_ns / 1e9,
-        ),
-        Reading("lake_quarantined_chunks", "Chunks known to be damaged", lambda: len(store.quarantine)),
+        Reading(name, documentation, partial(read, figure), label)
+        for name, figure, documentation in (
+            ("lake_scrub_running", "running", "1 while scrub reads"),
+            ("lake_scrub_position", "position", "Share of the pass that is done, 0 to 1"),
+            ("lake_scrub_bytes_total", "bytes", "Payload bytes that scrub has checked"),
+            ("lake_scrub_chunks_total", "chunks", "Chunks that scrub has checked"),
+            ("lake_scrub_damage_total", "damage", "Chunks that scrub found damaged"),
+            (
+                "lake_scrub_last_pass_timestamp_seconds",
+                "last_pass_s",
+                "When the last full pass ended, in seconds since 1970; 0: never",
+            ),
+            ("lake_quarantined_chunks", "quarantined", "Chunks known to be damaged"),
+        )
     ]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from cli.serve.engine_metrics import dram_readings, shared_index_readings
+from functools import partial
+
+from cli.serve.engine_metrics import dram_readings, scrub_readings, shared_index_readings
 from engine.lake.lake_process import RunningLake
-from engine.lake.parts import LakeNames
+from engine.lake.parts import LakeNames, LakeParts
 from engine.process.running import Running
 from gateway.admin.metrics import Reading
 
@@ -16,7 +18,7 @@ def lake_readings(running: Running) -> list[Reading]:
     tier = parts.head.parts.tier
     return [
         Reading("lake_ready", "1 when the engine serves", lambda: running.not_ready() is None),
-        Reading("lake_connections", "Open connections", lambda: running.server.connection_count),
+        Reading("lake_connections", "Open connections, of all heads of this machine", partial(_connections, running)),
         Reading("lake_members", "Members of this machine", lambda: len(parts.processes.all)),
         Reading(
             "lake_members_serving",
@@ -31,11 +33,22 @@ def lake_readings(running: Running) -> list[Reading]:
         Reading("lake_ring_epoch", "Number of the newest ring epoch", lambda: parts.links.tables[0].ring_epoch),
         Reading("lake_ring_epochs", "Ring epochs that are not retired", lambda: len(parts.links.tables)),
         Reading("lake_gc_generation", "Generation of gc", lambda: parts.links.generation),
+        *scrub_readings(partial(_of_members, parts), "member"),
         *shared_index_readings(lambda: None if tier.shared_index is None else tier.shared_index.statistics()),
         *dram_readings(lambda: tier.dram),
         Reading("lake_buffers_in_use", "Payload buffers in use", lambda: parts.head.parts.buffers.in_use),
         *_readings_of_names(parts.names),
     ]
+
+
+def _connections(running: RunningLake) -> float:
+    return running.server.connection_count + (0 if running.heads is None else running.heads.connections())
+
+
+def _of_members(parts: LakeParts, figure: str) -> dict[str, float]:
+    """Return a figure of scrub of each member of this machine that serves, by its id."""
+    serving = [member for member in parts.processes.all if member.member_id and figure in member.news.get("scrub", {})]
+    return {member.member_id.hex(): member.news["scrub"][figure] for member in serving}
 
 
 def _readings_of_names(names: LakeNames | None) -> list[Reading]:

@@ -142,8 +142,13 @@ async def _serve_member(config: Config, lake_id: bytes, parent: int) -> None:
     from engine.lake.children import report_to_parent
     from engine.process.engine_process import run_engine
 
+    face = partial(report_to_parent, parent, news=_figures_of_member)
     with _last_words(parent):
-        await run_engine(config, printer=lambda _: None, faces=(partial(report_to_parent, parent),), cluster_id=lake_id)
+        await run_engine(config, printer=lambda _: None, faces=(face,), cluster_id=lake_id)
+
+
+def _figures_of_member(running: Any) -> dict[str, Any]:
+    return {"scrub": running.store.scrubber.figures()}
 
 
 async def _serve_head(config: Config, names: str, inherited: Sequence[int], parent: int) -> None:

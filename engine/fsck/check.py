@@ -202,6 +202,7 @@ class _Check:
             await self._note_size(segment, sizes)
         extents: dict[SegmentId, array[int]] = {}
         garbage_count = garbage_bytes = 0
+        self.report.count("chunks", 0)
         for page in pages(self._metadata, Table.CHUNKS, b"", b"\xff"):
             for key, value in page:
                 record = unpack_chunk_record(value)
@@ -262,6 +263,7 @@ class _Check:
 
     async def payloads(self) -> None:
         """Check every payload against its CRC32C, and a whole chunk's against its id."""
+        self.report.count("payload_bytes", 0)
         for page in pages(self._metadata, Table.CHUNKS, b"", b"\xff", lambda: 64):
             for key, value in page:
                 await self._payload(chunk_id_of_key(key), shard_of_key(key), unpack_chunk_record(value))

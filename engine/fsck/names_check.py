@@ -43,6 +43,7 @@ class NamesCheck:
 
     async def index_and_journal(self) -> None:
         """Check the index against its sums, the journal and the checkpoint against their checksums."""
+        self._report.count("records", 0)
         for check in (self._metadata.verify_index, self._metadata.verify_journal):
             try:
                 self._report.count("records", await check())
@@ -57,6 +58,7 @@ class NamesCheck:
 
     async def nodes(self) -> None:
         """Check that every node's blob exists, with its manifest's children, and that a symlink has a target."""
+        self._report.count("nodes", 0)
         await walk_nodes(self._metadata, self._node)
 
     async def uploads(self) -> None:
@@ -107,6 +109,7 @@ class NamesCheck:
     async def names(self) -> None:
         """Check that every name's node exists and is of its kind, every version's too, and that no node is unnamed."""
         named = NumberSet()
+        self._report.count("names", 0)
         await self._walk_names(named, self._name)
         await self._versions.run(named)
         self._report.count("versions", self._versions.count)

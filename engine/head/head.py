@@ -20,6 +20,7 @@ Rules kept here:
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from typing import Any, Final
@@ -33,6 +34,7 @@ from engine.fabric.engine_fabric import EngineFabric
 from engine.head.head_binds import HeadBinds, ObjectBinds, SessionBinds
 from engine.head.head_chunks import HeadChunks
 from engine.head.head_clients import HeadClient, HeadSession
+from engine.head.head_figures import OTHER_HEADS, gateways_with, with_others
 from engine.head.head_keyed import HeadKeyed, KeyMatches
 from engine.head.head_keyed_commits import HeadKeyedCommits
 from engine.head.head_keyed_puts import HeadKeyedPuts
@@ -294,11 +296,13 @@ class HeadAbout:
         names = await client.names.ask(m.Status(), m.StatusReply)
         found: dict[str, Any] = json.loads(names.status_json)
         parts = self._parts
+        machine = parts.about_machine()
+        others = machine.pop(OTHER_HEADS, [])
         own = parts.references.statistics()
-        leases = found["clients"]["leases"], own["leases"]
+        counts = with_others(own, others)
         found |= {
-            "clients": {**found["clients"], **own, "leases": sum(leases)},
-            "gateways": parts.references.gateways(),
+            "clients": {**found["clients"], **counts, "leases": found["clients"]["leases"] + counts["leases"]},
+            "gateways": gateways_with(parts.references.gateways(), others),
             "buffers": {"in_use": parts.buffers.in_use, "capacity": parts.buffers.capacity},
             "lent_memory": parts.lent.statistics(),
             "head": {
@@ -310,7 +314,10 @@ class HeadAbout:
             "dram": parts.tier.dram.statistics(),
             "rdma": parts.fabric.statistics(),
             "hot_index": {"state": "off"} if parts.tier.shared_index is None else parts.tier.shared_index.statistics(),
-        } | parts.about_machine()
+        } | machine
+        if others:
+            counted = [(each["pid"], each["clients"]) for each in others]
+            found["heads"] = [{"pid": pid, **clients} for pid, clients in sorted([(os.getpid(), own), *counted])]
         return Reply(m.StatusReply(json.dumps(found)))
 
 

@@ -38,6 +38,9 @@ STOP_TIMEOUT_S: Final = DRAIN_TIMEOUT_S + 20.0
 """A store that stops syncs its journal and completes its index."""
 REPORT_BYTES_MAX: Final = 4096
 """A line to the parent: two addresses, of a socket, whose path has 107 bytes, and of a port; or a reason."""
+NEWS_BYTES_MAX: Final = 256 << 10
+"""A line with the figures of a head: 128 notes of gateways (`HEAD_GATEWAYS_MAX`) of 1.5 KB at most, and its counts."""
+NEWS_EVERY_S: Final = 1.0
 REASON_CHARACTERS_MAX: Final = REPORT_BYTES_MAX // 8
 """In JSON a character has at most 6 bytes."""
 LAST_WORDS_S: Final = 1.0
@@ -77,6 +80,8 @@ class ChildPlan(Protocol):
 
 
 P = TypeVar("P", bound=ChildPlan)
+News = dict[str, Any]
+"""Figures of a process for its parent, JSON-able."""
 
 
 @dataclass(eq=False)
@@ -95,6 +100,8 @@ class Child(Generic[P]):
     restarts: int = 0
     reason: str = ""
     """The error with which the last process ended, as far as it could say it; empty once one serves."""
+    news: News = field(default_factory=dict)
+    """The figures that the present process has said last; empty until then."""
     settled: trio.Event = field(default_factory=trio.Event)
     """Set once a process has served, or ended for another reason than a lock that another one still holds."""
     ended: trio.Event = field(default_factory=trio.Event)
@@ -106,6 +113,11 @@ class Child(Generic[P]):
         """Send a signal to the process, if there is one."""
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(number)
+
+    @property
+    def is_being_told(self) -> bool:
+        """True while a line is under way to the process: one that was stopped takes none."""
+        return self._telling.locked()
 
     async def tell(self, news: Any) -> None:
         """Send a line of JSON to the process, if it serves; one that ends meanwhile misses it."""
@@ -213,7 +225,7 @@ class Children(Generic[P]):
             child._stream = stream
             nursery.start_soon(self._hear, child, stream)
             child.exit_code = await process.wait()
-            child.is_serving = False
+            child.is_serving, child.news = False, {}
             nursery.cancel_scope.deadline = trio.current_time() + LAST_WORDS_S
 
     async def _hear(self, child: Child[P], stream: trio.SocketStream) -> None:
@@ -224,20 +236,23 @@ class Children(Generic[P]):
             except trio.BrokenResourceError:
                 return
             heard += part
-            if not part or len(heard) > 2 * REPORT_BYTES_MAX:
+            if not part or len(heard) > NEWS_BYTES_MAX + REPORT_BYTES_MAX:
                 return
             *lines, heard = heard.split(_END)
             for line in lines:
                 try:
-                    report = msgspec.json.decode(line, type=list[str] | str)
+                    report = msgspec.json.decode(line, type=list[str] | str | News)
                 except msgspec.MsgspecError:  # of a later release, which has replaced this one on the disk
                     continue
                 await self._take(child, report)
 
-    async def _take(self, child: Child[P], report: list[str] | str) -> None:
-        """Take what a process says: the addresses at which it serves, or the reason for which it ends."""
+    async def _take(self, child: Child[P], report: list[str] | str | News) -> None:
+        """Take what a process says: where it serves, its figures from then on, or the reason for which it ends."""
         if isinstance(report, str):
             child.reason = report
+            return
+        if isinstance(report, dict):
+            child.news = report
             return
         child.addresses, child.reason, child.is_serving = report, "", True
         await self._served(child)
@@ -271,6 +286,8 @@ class Parent:
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
+        self._sending = trio.Lock()
+        """A stream takes one sender at a time."""
         self._running: Running | None = None
 
     async def report(
@@ -279,8 +296,23 @@ class Parent:
         """Be a face of the process: say where it serves."""
         self._running = running
         with suppress(trio.BrokenResourceError):
-            await self._stream.send_all(msgspec.json.encode(running.addresses) + _END)
+            await self._send(running.addresses)
         task_status.started(None)
+
+    async def keep_telling(self, read: Callable[[], News]) -> None:
+        """Say what `read` returns whenever it has changed, looked at every NEWS_EVERY_S, until cancelled."""
+        said: News = {}
+        with suppress(trio.BrokenResourceError):
+            while True:
+                news = read()
+                if news != said:
+                    await self._send(news)
+                    said = news
+                await trio.sleep(NEWS_EVERY_S)
+
+    async def _send(self, line: list[str] | News) -> None:
+        async with self._sending:
+            await self._stream.send_all(msgspec.json.encode(line) + _END)
 
     async def hear(self, heard: Callable[[bytes], None]) -> None:
         """Call with each line that the parent sends; when it is gone, stop this process as SIGTERM does.
@@ -309,9 +341,14 @@ async def open_parent(descriptor: int, heard: Callable[[bytes], None] = lambda l
 
 
 async def report_to_parent(
-    descriptor: int, running: Running, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
+    descriptor: int,
+    running: Running,
+    *,
+    news: Callable[[Running], News] = lambda _: {},
+    task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Be the face of a process to its parent: say where it serves, and stop it when the parent is gone."""
+    """Be the face of a process to its parent: say where it serves, and `news`; stop it when the parent is gone."""
     async with open_parent(descriptor) as parent:
         await parent.report(running, task_status=task_status)
+        await parent.keep_telling(lambda: news(running))
         await trio.sleep_forever()

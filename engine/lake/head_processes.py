@@ -10,11 +10,13 @@ for what runs in it: S3, and the admin port.
 Rules kept here:
 - A client that connects while a head is started again waits for another one, as the sockets are this process's.
 - Clients are refused before heads are stopped, and names serve until the last head has ended.
-- Heads learn about members' processes from this process, whenever something changes.
+- Heads learn about members' processes, and about each other's clients, from this process, whenever something changes.
+  One that is stopped is sent nothing until it reads again, and holds up no other one.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ from typing import Any, Final
 
 import trio
 
-from engine.lake.children import Child, Children, open_children
+from engine.lake.children import Child, Children, News, open_children
 from lakefs.errors import StoreUnusable
 from lakefs.transport.streams import SocketListener, TrioNetwork
 
@@ -54,10 +56,14 @@ class HeadPlan:
 class HeadProcesses:
     """The heads of this machine, and the sockets at which they accept clients."""
 
-    def __init__(self, count: int, command: HeadCommand, about_machine: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, count: int, command: HeadCommand, about_machine: Callable[[], dict[str, Any]], own: Callable[[], News]
+    ) -> None:
+        """`own`: the figures of the head of this process (`engine.head.head_figures`)."""
         self._count = count
         self._command = command
         self._about_machine = about_machine
+        self._own = own
         self._listeners: list[SocketListener] = []
         self._heads: Children[HeadPlan] | None = None
 
@@ -65,6 +71,10 @@ class HeadProcesses:
     def addresses(self) -> list[str]:
         """The addresses at which clients connect."""
         return [listener.address for listener in self._listeners]
+
+    def connections(self) -> int:
+        """Return the number of clients of all of them."""
+        return sum(head.news["clients"]["connections"] for head in self._serving() if head.news)
 
     async def run(
         self,
@@ -105,18 +115,28 @@ class HeadProcesses:
             while self._listeners:
                 await self._listeners.pop().aclose()
 
+    def _serving(self) -> list[Child[HeadPlan]]:
+        return [] if self._heads is None else [head for head in self._heads.all if head.is_serving]
+
+    def _about(self) -> dict[str, Any]:
+        """Return what a head's status says of this machine, with the figures of all heads by their process ids."""
+        heads = [{"pid": os.getpid(), **self._own()}]
+        heads += [{"pid": head.process.pid, **head.news} for head in self._serving() if head.process and head.news]
+        return {**self._about_machine(), "heads": heads}
+
     async def _tell(self, head: Child[HeadPlan]) -> None:
-        await head.tell(self._about_machine())
+        await head.tell(self._about())
 
     async def _tell_changes(self, heads: Children[HeadPlan]) -> None:
-        told: dict[str, Any] = {}
-        while True:
-            about = self._about_machine()
-            if about != told:
+        told: dict[int, dict[str, Any]] = {}
+        async with trio.open_nursery() as nursery:
+            while True:
+                about = self._about()
                 for head in heads.all:
-                    await head.tell(about)
-                told = about
-            await trio.sleep(TELL_EVERY_S)
+                    if told.get(head.plan.number) != about and not head.is_being_told:
+                        told[head.plan.number] = about
+                        nursery.start_soon(head.tell, about)
+                await trio.sleep(TELL_EVERY_S)
 
 
 def names_socket(socket: Path) -> str:

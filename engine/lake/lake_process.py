@@ -13,6 +13,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ import msgspec
 import structlog
 import trio
 
+from engine.head.head_figures import OTHER_HEADS, figures_of
 from engine.head.local_keys import LOCAL_KEYS_DESCRIPTORS
 from engine.host.local_disk import LocalDisk
 from engine.lake.children import open_parent
@@ -168,7 +170,8 @@ async def run_lake(
                     running = _running(RunningLake, config, lake, group)
                     if head_command is not None:
                         about = partial(about_machine, lake.plan, lake.processes)
-                        running.heads = HeadProcesses(config.heads, head_command, about)
+                        figures = partial(figures_of, lake.head.parts.references)
+                        running.heads = HeadProcesses(config.heads, head_command, about, figures)
                     await serve_until_signal(running, nursery, signals, printer, (_serve_machines, *faces))
                     nursery.cancel_scope.cancel()
     printer("stopped")
@@ -190,15 +193,25 @@ async def run_head(
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with open_parent(parent, heard) as process, trio.open_nursery() as opening:
             opened = await opening.start(_cancel_on_signal, signals, opening.cancel_scope)
+            about = partial(_with_other_heads, told)
             async with (
                 rdma_device(config, open_fabric) as fabric,
-                open_lake(plan_head(config, names), lambda: told, fabric) as lake,
+                open_lake(plan_head(config, names), about, fabric) as lake,
                 trio.open_nursery() as nursery,
             ):
                 opened.cancel()
                 running = _running(partial(RunningHead, sockets=sockets), config, lake, group_id(config.socket_group))
+                figures = partial(figures_of, lake.head.parts.references)
+                nursery.start_soon(process.keep_telling, figures)
                 await serve_until_signal(running, nursery, signals, lambda line: None, (process.report,))
                 nursery.cancel_scope.cancel()
+
+
+def _with_other_heads(told: dict[str, Any]) -> dict[str, Any]:
+    """Return what this machine has of the lake, as the parent has said it (`HeadProcesses`)."""
+    heads = told.get("heads", [])
+    others = [head for head in heads if head["pid"] != os.getpid()]
+    return {name: value for name, value in told.items() if name != "heads"} | {OTHER_HEADS: others}
 
 
 async def _cancel_on_signal(

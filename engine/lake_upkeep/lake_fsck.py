@@ -111,9 +111,9 @@ class _LakeCheck:
         """Have each member check its store; returns the reasons of those that did not."""
         reports, away = await reports_of(self._members, asked, m.RunFsck(self._full))
         self._report.count("members", len(reports))
+        for what in _COUNTED:
+            self._report.count(what, sum(found["checked"].get(what, 0) for found in reports.values()))
         for member, found in reports.items():
-            for what in _COUNTED:
-                self._report.count(what, found["checked"].get(what, 0))
             self._take(member, found)
         findings = [finding for found in reports.values() for finding in found["findings"]]
         damaged = [finding["object"] for finding in findings if _is_of_shard(finding)]

@@ -10,7 +10,8 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, Final
 
 import trio
@@ -19,12 +20,14 @@ from engine.coordinator.lake_state import LakeState
 from engine.lake_upkeep.damaged_shards import note_damaged
 from engine.lake_upkeep.member_answers import ask_each, member_text, present_members, report_in, unchecked
 from engine.members.ports import Members
+from engine.upkeep.scrub import Totals
 from lakefs.ids import MemberId, id_text
 from lakefs.wire import messages as m
 
 _SUMS: Final = ("checked_chunks", "checked_bytes", "damage_found", "quarantined_chunks", "rate_bytes_per_s")
 _SUMS_OF_LAST: Final = ("chunks", "checked_bytes", "damage_found")
-_Reports = Mapping[MemberId, dict[str, Any]]
+_SUMS_SINCE_START: Final = tuple(each.name for each in fields(Totals))
+Reports = Mapping[MemberId, dict[str, Any]]
 
 
 class LakeScrub:
@@ -54,7 +57,8 @@ class LakeScrub:
             if request.for_s:
                 self._note_ended(reports)
             done = self._passes > passes
-            report = _merged(reports, self._ended)
+            report = self.merged(reports)
+        report["members"] = {id_text(member): found for member, found in reports.items()}
         report |= {"done": done, "unchecked": unchecked(answers.away)}
         if request.damaged:
             report["damaged"] = [item for member, found in reports.items() for item in _damaged(member, found)]
@@ -62,32 +66,32 @@ class LakeScrub:
             await note_damaged(self._state, table, [item["chunk"] for item in report["damaged"]])
         return report
 
-    def _note_ended(self, reports: _Reports) -> None:
+    def merged(self, reports: Reports) -> dict[str, Any]:
+        """Return one report of these members' reports, in the form that each of them has (`Scrubber.status`)."""
+        each = [*reports.values()]
+        lasts = [report["last_pass"] for report in each]
+        last = {name: sum(one[name] for one in lasts) for name in _SUMS_OF_LAST}
+        last |= {name: min((one[name] for one in lasts), default=0) for name in ("began_ns", "ended_ns")}
+        began = [report["pass_began_ns"] for report in each if report["pass_began_ns"]]
+        positions = [1.0 if one in self._ended else found["position"] for one, found in reports.items()]
+        states = {report["state"] for report in each}
+        sums: dict[str, Any] = {name: sum(report[name] for report in each) for name in _SUMS}
+        return sums | {
+            "state": next((state for state in ("running", "paused") if state in states), "idle"),
+            "position": round(sum(positions) / max(1, len(positions)), 4),
+            "pass_began_ns": min(began, default=0),
+            "passes": min((report["passes"] for report in each), default=0),
+            "last_pass": last,
+            "since_start": {
+                name: sum(report["since_start"].get(name, 0) for report in each) for name in _SUMS_SINCE_START
+            },
+        }
+
+    def _note_ended(self, reports: Reports) -> None:
         self._ended.update(member for member, report in reports.items() if report["done"])
         if self._ended.issuperset(reports):
             self._passes += 1
             self._ended.clear()
-
-
-def _merged(reports: _Reports, ended: Set[MemberId]) -> dict[str, Any]:
-    """Return one report of all members' reports, in the form of each, and these by member.
-
-    `ended`: members whose part of the pass is done.
-    """
-    each = [*reports.values()]
-    lasts = [report["last_pass"] for report in each]
-    count = max(1, len(each))
-    last = {name: sum(one[name] for one in lasts) for name in _SUMS_OF_LAST}
-    last |= {name: min((one[name] for one in lasts), default=0) for name in ("began_ns", "ended_ns")}
-    merged: dict[str, Any] = {name: sum(report[name] for report in each) for name in _SUMS}
-    states = {report["state"] for report in each}
-    return merged | {
-        "state": next((state for state in ("running", "paused") if state in states), "idle"),
-        "position": round(sum(1.0 if one in ended else found["position"] for one, found in reports.items()) / count, 4),
-        "passes": min((report["passes"] for report in each), default=0),
-        "last_pass": last,
-        "members": {id_text(member): report for member, report in reports.items()},
-    }
 
 
 def _damaged(member: MemberId, report: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,9 +1,10 @@
-"""The lake's part of the status: members, what may be lost, walker, gc, and room for content.
+"""The lake's part of the status: members, what may be lost, walker, gc, scrub and quarantine, and room for content.
 
 Rules kept here:
 - It is read for each status, but members are asked anew only after MEMBERS_AGE_S: mounts ask it for `df`.
 - *Outlives* counts the members that did not answer as lost, and speaks of stripes whose shards are at home: the
   walker's dirty partitions are said beside it.
+- `scrub` and `segments` have the keys of one engine's, for the members that answered, with the bytes of all shards.
 - *Healed* is said only by a walk that left no stripe, with no partition noted since (`engine.walker.walker_pass`), and
   not while a removed member has its places yet.
 - A coordinator that cannot be asked is a reason in the report, never an error of the status.
@@ -23,6 +24,7 @@ import trio
 from engine.coordinator.lake_state import NO_EPOCH, LakeState
 from engine.coordinator.records import MemberRecord, MemberState, OpeningRecord, shared_devices
 from engine.lake_gc.lake_gc import LakeGc
+from engine.lake_upkeep.lake_scrub import LakeScrub
 from engine.lake_upkeep.member_answers import Answers, ask_each
 from engine.members.ports import Members
 from engine.walker.walker_pass import WalkerPass
@@ -36,6 +38,8 @@ from lakefs.wire import messages as m
 ANSWER_S: Final = 5.0
 """Within this a member answers, or counts as away."""
 MEMBERS_AGE_S: Final = 5.0
+_OF_SEGMENTS: Final = ("count", "allocated_bytes", "healed_reads", "damaged_chunks")
+_OF_SCRUB: Final = ("state", "position", "damage_found")
 _Statuses = dict[MemberId, dict[str, Any]]
 
 
@@ -48,6 +52,7 @@ class LakeStatus:
         state: LakeState,
         walks: WalkerPass,
         gc: LakeGc,
+        scrub: LakeScrub,
         clock: Clock,
         name: str = "",
         names_state: Callable[[], dict[str, Any]] = dict,
@@ -56,6 +61,7 @@ class LakeStatus:
         self._state = state
         self._walks = walks
         self._gc = gc
+        self._scrub = scrub
         self._clock = clock
         self._name = name
         self._names_state = names_state
@@ -70,7 +76,7 @@ class LakeStatus:
         """Outlived losses, behind all that they depend on."""
 
     async def read(self) -> dict[str, Any]:
-        """Return `lake`, and `disk`: the room for content, parity not counted."""
+        """Return `lake`, `disk` (the room for content without parity), and `segments` and `scrub` of all members."""
         try:
             known = await self._state.members()
             lake = await self._state.lake()
@@ -97,7 +103,12 @@ class LakeStatus:
             "gc": {"running": self._gc.running, "last_ended_ns": self._gc.last_ended_ns, "last": self._last_gc()},
             "names": self._names_state(),
         }
-        return {"disk": self._room(protection.data / protection.width), "lake": found}
+        return {
+            "disk": self._room(protection.data / protection.width),
+            "segments": {name: self._sum("segments", name) for name in _OF_SEGMENTS},
+            "scrub": self._scrub.merged({member: status["scrub"] for member, status in self._statuses.items()}),
+            "lake": found,
+        }
 
     # --- members -----------------------------------------------------------------------------------
 
@@ -131,6 +142,7 @@ class LakeStatus:
             "used_bytes": _figure(status, "segments", "allocated_bytes"),
             "free_bytes": _figure(status, "disk", "free_bytes"),
             "damaged_chunks": _figure(status, "segments", "damaged_chunks"),
+            "scrub": _scrub_of(status),
         }
 
     def _is_up(self, member: MemberId) -> bool:
@@ -167,11 +179,11 @@ class LakeStatus:
 
     def _room(self, share: float) -> dict[str, int]:
         """Return free and total bytes of the members that answered, as far as they are for content."""
-        statuses = self._statuses.values()
-        return {
-            name: int(share * sum(_figure(status, "disk", name) or 0 for status in statuses))
-            for name in ("free_bytes", "total_bytes")
-        }
+        return {name: int(share * self._sum("disk", name)) for name in ("free_bytes", "total_bytes")}
+
+    def _sum(self, part: str, name: str) -> int:
+        """Return the sum of a figure over the members that answered."""
+        return sum(_figure(status, part, name) or 0 for status in self._statuses.values())
 
     # --- walker, gc, names -------------------------------------------------------------------------
 
@@ -190,6 +202,12 @@ def gc_report(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return a report of gc with an entry for each member's id, as commands print it."""
     members = {each["member"]: {k: v for k, v in each.items() if k != "member"} for each in report["members"]}
     return {**report, "members": members}
+
+
+def _scrub_of(status: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the part of a member's scrub that its entry has; None if the member did not answer."""
+    scrub = status.get("scrub")
+    return scrub and {"ended_ns": scrub["last_pass"]["ended_ns"], **{name: scrub[name] for name in _OF_SCRUB}}
 
 
 def _figure(status: Mapping[str, Any], part: str, name: str) -> int | None:

@@ -132,7 +132,9 @@ class LakeUpkeep:
         )
         self.scrub: Final = LakeScrub(members, self.state)
         self.fsck: Final = LakeFsck(members, self.state, stripes, names, code, self.walker)
-        self._status = LakeStatus(members, self.state, self.walks, self.gc, clock, settings.name, names_state)
+        self._status = LakeStatus(
+            members, self.state, self.walks, self.gc, self.scrub, clock, settings.name, names_state
+        )
 
     @property
     def requests(self) -> Group:

@@ -21,7 +21,7 @@ from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
 _OF_MEMBERS: Final = ("freed_chunks", "removed_segments", "disk_bytes_after")
-"""Figures of a member's own gc that the report has."""
+"""Figures of members' own gc: the report has their sums, and each member's; None for one that did not answer."""
 
 
 class LakeUpkeepRequests:
@@ -43,12 +43,11 @@ class LakeUpkeepRequests:
         report = gc_report((await self._gc.run()).as_json())
         asked = [record.member for record in await present_members(self._state)]
         own, away = await reports_of(self._members, asked, m.RunGc(request.compact))
+        report |= {name: sum(found[name] for found in own.values()) for name in _OF_MEMBERS}
         for member in asked:
             of_member = report["members"].setdefault(id_text(member), {})
-            found = own.get(member, {})
-            of_member |= {name: found[name] for name in _OF_MEMBERS if name in found}
-            if member in away:
-                of_member["not_collected_because"] = away[member]
+            of_member |= {name: own.get(member, {}).get(name) for name in _OF_MEMBERS}
+            of_member["not_collected_because"] = away.get(member, "")
         return _reply(report)
 
     @handles(m.RunFsck)

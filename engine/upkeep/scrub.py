@@ -148,6 +148,18 @@ class Scrubber:
             "since_start": asdict(self.totals),
         }
 
+    def figures(self) -> dict[str, float]:
+        """Return what metrics say of scrub and quarantine."""
+        return {
+            "running": float(self.running),
+            "position": self.position,
+            "bytes": self.totals.payload_bytes,
+            "chunks": self.totals.chunks,
+            "damage": self.totals.damaged,
+            "last_pass_s": self.state.last_ended_ns / 1e9,
+            "quarantined": len(self._quarantine),
+        }
+
     def due_in_s(self, interval_s: float, created_ns: int) -> float:
         """Return the seconds until a pass is to begin or continue: 0 if one is under way.
 

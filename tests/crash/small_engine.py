@@ -38,7 +38,7 @@ class SmallEngine(Served):
     def try_start(self, failpoint: str = "") -> bool:
         """Start with that step armed, "" for none; return whether the engine serves, or died there."""
         self.failpoint = failpoint
-        arguments = ["serve", "--data", str(self.data), "--socket", str(self.socket), "--admin", "off"]
+        arguments = ["serve", *self.data_options, "--socket", str(self.socket), "--admin", "off"]
         armed = {VARIABLE: failpoint} if failpoint else {}
         self.process = self._spawn(
             [*arguments, "--s3", "127.0.0.1:0", *self._options], environment("unix:/nowhere/lake.sock") | armed

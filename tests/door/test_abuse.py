@@ -18,6 +18,7 @@ from tests.door.stored import THINGS, Stored, content_of, put
 from tests.door.warm import HOT, LARGE, content, get, warm
 from tests.door.world import World, figure, world
 from tests.e2e.test_gateway import until
+from tests.served_devices import CYCLES, STAMPS
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 PLANTED = (sys.executable, "-m", "tests.door.planted_lake")
@@ -96,7 +97,8 @@ def test_an_object_that_changes_while_a_slow_reader_reads_it_is_whole(made: Worl
             began = slow.receive(1000)
             until(lambda: _is_held(made))
             put(made.send, made.keys, path, Stored(other))
-            made.lake.gc(compact=True)
+            for _ in range(CYCLES):
+                made.lake.gc(compact=True)
             assert line.ask(raw).body == other
             head, _, body = began.partition(b"\r\n\r\n")
             left = LARGE - len(body)
@@ -140,7 +142,8 @@ def test_clients_that_come_and_go_get_their_own_answers(made: World) -> None:
 
 def _is_held(made: World) -> bool:
     status = made.lake.status()
-    return bool(status["clients"]["leases"] or status["pins"]["chunks"])
+    pins = status.get("pins", {"chunks": 0})  # a head has none
+    return bool(status["clients"]["leases"] or pins["chunks"])
 
 
 # --- many connections ----------------------------------------------------------------------------------
@@ -215,7 +218,12 @@ def test_many_parked_connections_hold_up_nobody_and_each_can_ask_again(made: Wor
 @pytest.mark.parametrize(
     ("bug", "check", "seen"),
     [
-        ("forgotten-position", slow_readers_get_right_bytes, "answer|ended|timed out"),
+        pytest.param(
+            "forgotten-position",
+            slow_readers_get_right_bytes,
+            "answer|ended|timed out",
+            marks=pytest.mark.one_engine(STAMPS),
+        ),
         ("hoard", check_memory, "KiB for each"),
     ],
 )

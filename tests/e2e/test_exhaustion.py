@@ -112,6 +112,7 @@ def test_more_connections_than_the_descriptors_allow_are_refused_with_the_reason
     assert engine.stop() == 0
 
 
+@pytest.mark.one_engine("a head has mapped its memory for payload before it serves")
 def test_a_store_without_memory_refuses_what_it_cannot_hold_and_goes_on(folder: Path) -> None:
     """The engine gets 2 MiB of address space more.  It may die; then it starts again with all that it acknowledged."""
     engine = SmallEngine(folder)
@@ -156,6 +157,7 @@ def put_large(engine: SmallEngine, number: int, stored: Contents, refused: list[
         refused.append(error)
 
 
+@pytest.mark.one_engine("a process is stopped at a step of its store: every member would be")
 def test_a_disk_that_fills_at_any_step_of_a_write_keeps_all_and_goes_on(folder: Path) -> None:
     """The engine stops at a step, others fill the disk, the engine goes on.  `LAKE_TORTURE`: at every step."""
     reached: list[str] = []

@@ -16,6 +16,7 @@ import pytest
 
 import lakefs
 from lakefs.errors import EngineUnreachable
+from tests.e2e.gateways import gateway
 from tests.e2e.served import lake
 from tests.e2e.test_lake_on_devices import ServedLake, eventually, processes, served
 
@@ -84,6 +85,59 @@ def test_clients_are_spread_over_heads_and_one_that_is_killed_is_replaced(tmp_pa
 def status(lake_: ServedLake) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(lake_.good("status", "--json").out)
     return found
+
+
+def test_clients_of_all_heads_are_counted_whichever_is_asked(tmp_path: Path) -> None:
+    folders = [tmp_path / f"d{number}" for number in range(3)]
+    with served(tmp_path, folders, *OPTIONS, "--admin", "127.0.0.1:0") as lake_, ExitStack() as stack:
+        lake_.good("bucket", "create", "bucket")
+        clients = [stack.enter_context(lakefs.connect(lake_.server)) for _ in range(8)]
+        for number, client in enumerate(clients):
+            client.put(f"bucket/{number}", b"1")
+
+        def counted(client: lakefs.Lake) -> tuple[int, int]:
+            found = client.status()
+            by_head = [head["connections"] for head in found.get("heads", ()) if head["pid"] in heads_of(lake_)]
+            return found["clients"]["connections"], len([count for count in by_head if 0 < count < 8])
+
+        eventually(lambda: {counted(client) for client in clients} == {(8, 2)}, "a head knows only its own clients")
+        eventually(lambda: metrics(lake_)["lake_connections"] == 8, "the metric has not all clients")
+        told = lake_.good("status").text.splitlines()
+        assert [line.split()[0] for line in told if "process" in line].count("head") == 3, "two, and that of S3"
+        with gateway(lake_.server) as beside:
+            eventually(
+                lambda: (
+                    {tuple(each["url"] for each in client.status()["gateways"]) for client in clients}
+                    == {(beside.url,)}
+                ),
+                "a head knows only its own gateways",
+            )
+
+
+def metrics(lake_: ServedLake) -> dict[str, float]:
+    """Return the metrics of the process that serves a lake, by their names with labels."""
+    admin = next(line for line in lake_.printed if line.startswith("admin")).split()[1]
+    with urllib.request.urlopen(f"{admin}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+
+def test_metrics_have_scrub_and_quarantine_of_each_member_of_the_machine(tmp_path: Path) -> None:
+    folders = [tmp_path / f"d{number}" for number in range(3)]
+    with served(tmp_path, folders, "--protect", "2+1", "--accept-loss", "--admin", "127.0.0.1:0") as lake_:
+        lake_.good("bucket", "create", "bucket")
+        lake_.good("put", "-", "bucket/key", stdin=random.Random(1).randbytes(200_000))
+        lake_.good("scrub")
+        members = [member["id"] for member in status(lake_)["lake"]["members"]]
+
+        def figures(name: str) -> list[float]:
+            found = metrics(lake_)
+            return [found.get(f'{name}{{member="{member}"}}', -1.0) for member in members]
+
+        eventually(lambda: figures("lake_scrub_chunks_total") == [1.0] * 3, "the metrics have not each shard")
+        assert figures("lake_quarantined_chunks") == [0.0] * 3
+        found = status(lake_)
+        assert (found["scrub"]["passes"], found["scrub"]["last_pass"]["chunks"]) == (1, 3)
 
 
 def test_heads_end_when_their_parent_is_killed(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ from lakefs.stamps.stamps import StampReader
 from tests.e2e.served import Served
 from tests.known.clients import learned, reader, requests
 from tests.known.history import BUCKET
+from tests.served_devices import STAMPS
 
+pytestmark = pytest.mark.one_engine(STAMPS)
 ONE = f"{BUCKET}/one"
 
 
@@ -170,35 +172,6 @@ def test_threads_of_one_lake_read_while_others_learn_and_the_engine_changes_ever
             thread.join()
         assert errors == []
         assert lake.known.answered > 1000
-
-
-def test_get_many_is_one_moment(engine: Served, writer: Lake, kind: str) -> None:
-    """A writer counts up, first one name, then the other: at no moment is the other ahead."""
-    names = [f"{BUCKET}/first", f"{BUCKET}/second"]
-    stop = threading.Event()
-
-    def write() -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            for name in names:
-                writer.put(name, b"%d" % number)
-
-    for name in names:
-        writer.put(name, b"0")
-    with reader(kind, engine.server) as client:
-        learned(client, *names)
-        thread = threading.Thread(target=write)
-        thread.start()
-        try:
-            for _ in range(1500):
-                first, second = map(int, client.get_many(names))
-                assert first - second in (0, 1)
-                second, first = map(int, client.get_many(names[::-1]))
-                assert first - second in (0, 1)
-        finally:
-            stop.set()
-            thread.join()
 
 
 def test_a_replaced_index_is_replaced_here_whoever_asked_for_the_new_one(engine: Served, writer: Lake) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.known.planted import look_at_no_stamps
 from tests.known.registers import FAULTS, Registers
+from tests.served_devices import DEVICES, STAMPS
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 ROUNDS = 2 * len(FAULTS)
@@ -32,9 +33,10 @@ def test_what_clients_find_is_linearizable_while_the_engine_is_killed_and_stoppe
             assert made.figures[figure], f"nothing was tried: {made}"
         reads = sum(made.figures[kind] for kind in ("get", "get_into", "get_many", "stat", "open"))
         assert reads > 1000, str(made)
-        assert made.repeated > reads / 20, str(made)
+        assert made.repeated > reads / 20 or (DEVICES and not made.repeated), str(made)
 
 
+@pytest.mark.one_engine(STAMPS)
 def test_clients_that_look_at_no_stamps_are_noticed() -> None:
     with look_at_no_stamps(), registers() as made, pytest.raises(AssertionError, match="is no register"):
         made.run(ROUNDS, faults=["nothing"])

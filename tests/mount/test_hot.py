@@ -32,6 +32,7 @@ from tests.mount.mounts import LakeMounts, lake
 from tests.mount.place import pattern
 from tests.mount.shared import load
 from tests.mount.tools import catch_up, place_of
+from tests.served_devices import SEGMENTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.fuse]
 
@@ -169,6 +170,7 @@ def test_a_file_that_is_open_in_the_page_cache_passes_through_at_the_next_open_w
     assert path.read_bytes() == content
 
 
+@pytest.mark.one_engine(SEGMENTS)
 def test_memory_has_a_hot_file_once() -> None:
     """Memory that was read to fill it is given up: the place in the store, and the pages of the mount.
 

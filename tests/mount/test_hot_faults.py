@@ -25,12 +25,14 @@ from tests.mount.hot_mounts import FILLED, FORCED, SIZE, asked, forced_mounts, p
 from tests.mount.mounts import LakeMounts, lake
 from tests.mount.test_hot import eventually
 from tests.mount.tools import place_of, spoil, spoil_at
+from tests.served_devices import HEALS
 
 pytestmark = [pytest.mark.slow, pytest.mark.fuse, pytest.mark.thorough]
 
 # --- damage ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_engine(HEALS)
 def test_a_damaged_segment_is_an_error_and_no_backing(short_forced: LakeMounts) -> None:
     here, content = short_forced.folders[0], os.urandom(8 * MIB)
     with connect(short_forced.served.server) as client:
@@ -60,6 +62,7 @@ def short_forced() -> Iterator[LakeMounts]:
         yield mounted
 
 
+@pytest.mark.one_engine(HEALS)
 def test_damage_while_a_hot_file_is_filled_is_an_error_and_never_other_bytes() -> None:
     """The end of the file is damaged while the fill is on its way there, at other times each round."""
     size, failed, refused = 32 * MIB, 0, set[int]()

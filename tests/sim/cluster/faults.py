@@ -11,6 +11,7 @@ from tests.sim.cluster.lake import SimLake
 from tests.sim.cluster.member_faults import MemberFaults
 from tests.sim.cluster.names_faults import NamesFaults
 from tests.sim.cluster.operating import Operator
+from tests.sim.cluster.putting_back import PuttingBack
 from tests.sim.judges.history import SimFailure
 
 Event = Callable[[], Awaitable[None]]
@@ -34,6 +35,7 @@ class Faults:
             (3, members.lie),
             (2, members.fail_disk),
             (3, forgetting.forget),
+            (3, PuttingBack(lake, operator).put_back),
             (3, names.crash_names),
             (4, names.break_names_device),
             (2, names.trouble_names),

@@ -36,7 +36,8 @@ class SimLake:
     forgetful: set[MemberId] = field(default_factory=set)
     """Members that forgot: values of keys lie once, so some of theirs may be damaged."""
     lying: set[MemberPlace] = field(default_factory=set)
-    """Members whose disks lie about syncs: until the power fails nothing else happens to them."""
+    """Members whose disks lie about syncs, or of which there is an image: nothing else happens to them until they are
+    as they were."""
 
     def log(self, text: str) -> None:
         """Note a step."""

@@ -63,7 +63,7 @@ class Operator:
     async def rot(self) -> None:
         """Flip bits of shards on a member's medium, and have the lake checked."""
         place = self._lake.victim()
-        if place is None or place.store is None or place.disk.is_dead:
+        if place is None or not place.is_up or place.store is None or place.disk.is_dead:
             return
         places = self._shard_places(place)
         if not places or not self._lake.health.may_lose(place.name):

@@ -32,7 +32,7 @@ from engine.process.mirrored_names import LocalNames, NamesHost, open_names_in
 from engine.requests.bind import BindGate
 from engine.requests.table import NamesService, Service
 from engine.store.opening import open_store
-from engine.store.store import Store
+from engine.store.store import Opening, Store
 from engine.stripes.stripes import LakeStripes
 from engine.walker.membership import members_of_records
 from lakefs.cluster.placing import first_table
@@ -191,6 +191,22 @@ class MemberPlace(Place):
             self._next_disk = self.disk.crash() if power else self.disk.kill()
             self.process.kill()
 
+    def replace_device(self, disk: SimDisk, *, power: bool = True) -> None:
+        """Let the power of its host, or the process, fail; the next process finds this device."""
+        if self.process is not None and not self.process.ended.is_set():
+            self._power_fails = self.process.dies_silently = power
+            if not self.disk.is_dead:
+                self.disk.crash()
+            self._next_disk = disk
+            self.process.kill()
+        else:
+            self.disk = disk
+
+    @property
+    def opening(self) -> Opening | None:
+        """The present opening of its store; None while it is away."""
+        return None if self.store is None or self.store.member is None else self.store.member.opening
+
     def shard_count(self, chunk: ChunkId) -> int:
         """Return how many shards of a chunk the member has; none while it is away."""
         if self.store is None:
@@ -200,14 +216,7 @@ class MemberPlace(Place):
 
     def lose(self) -> None:
         """Lose the device with all that is on it; an empty one takes its place."""
-        if self.process is not None and not self.process.ended.is_set():
-            self.process.dies_silently = True
-            if not self.disk.is_dead:
-                self.disk.crash()
-            self._next_disk = self._new_disk()
-            self.process.kill()
-        else:
-            self.disk = self._new_disk()
+        self.replace_device(self._new_disk())
         self.id = None
 
 

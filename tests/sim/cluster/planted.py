@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any, Final
 from unittest import mock
 
@@ -38,13 +39,14 @@ from engine.stripes.stripe_offers import Found, StripeOffers
 from engine.stripes.stripe_writer import StripeWriter
 from engine.upkeep.roots import Roots
 from engine.upkeep.shard_gc import ShardCollector
-from engine.walker import membership
+from engine.walker import member_openings, membership
 from engine.walker.membership import Membership
 from engine.walker.walker import Walked
 from engine.walker.walker_calls import Name, ShardCalls
 from engine.walker.walker_repair import Repair, Stored
+from lakefs.cluster.placing import next_table
 from lakefs.cluster.table import Table
-from lakefs.errors import LakeError
+from lakefs.errors import InvalidArgument, LakeError
 from lakefs.ids import ChunkId, GcGeneration, MemberId, Partition
 from lakefs.wire import messages as m
 from lakefs.wire.shard_messages import GENERATION_MAX
@@ -266,6 +268,24 @@ def _tables_with_lost_homes_stay() -> AbstractContextManager[Any]:
     return instead(membership, "_has_lost_homes", lambda table, wanted: False)
 
 
+def _drains_do_not_wait() -> AbstractContextManager[Any]:
+    return instead(membership, "next_table", partial(next_table, at_once=True))
+
+
+def _drains_are_refused() -> AbstractContextManager[Any]:
+    def table_behind(newest: Table, wanted: Any) -> Table | None:
+        try:
+            return next_table(newest, wanted)
+        except InvalidArgument:
+            return None
+
+    return instead(membership, "_table_behind", table_behind)
+
+
+def _old_openings_are_not_noted() -> AbstractContextManager[Any]:
+    return instead(member_openings, "is_older", lambda said, before: False)
+
+
 def _no_generation_on_a_connection() -> AbstractContextManager[Any]:
     async def greet(self: MemberLink, client: MemberClient) -> None:
         self._sent = self._view.tables[0].ring_epoch, True
@@ -325,7 +345,7 @@ WHOLE: Final = [
     Weakening("no epoch and generation on a new connection", _no_generation_on_a_connection),
     Weakening("answers leave before they are durable", _answers_are_not_durable),
     Weakening("removed spaces stay at their homes", _removed_spaces_stay_at_their_homes),
-    Weakening("keys are removed at one home only", _removals_of_keys_are_answered_unsent),
+    Weakening("keys are removed at one home only", _removals_of_keys_are_answered_unsent, first=6),
 ]
 """Each is noticed within 5 whole histories."""
 IN_SCENES: Final = [
@@ -394,6 +414,11 @@ IN_SCENES: Final = [
     ),
     Weakening("what one member says of a chunk's length is believed", _lengths_are_not_disputed).in_scene(
         "a member lies of a length"
+    ),
+    Weakening("members that are drained leave all at once", _drains_do_not_wait).in_scene("drains wait for each other"),
+    Weakening("no table is made while drains wait", _drains_are_refused).in_scene("drains wait for each other"),
+    Weakening("a store that opens older than it was is not found out", _old_openings_are_not_noted).in_scene(
+        "a device is put back"
     ),
     Weakening("more than m members are put out", _more_than_m_are_put_out).in_scene("more than m members are unheard"),
 ]

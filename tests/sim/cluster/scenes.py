@@ -46,6 +46,7 @@ class Scene:
     )
 
 
+RARE_LOOKS: Final = replace(Scene(scenes_walks.a_device_is_put_back).settings, look_interval_s=20.0)
 SCENES: Final[dict[str, Scene]] = {
     "a mark is lost": Scene(scenes_gc.a_mark_is_lost),
     "a name moves behind the walk": Scene(scenes_gc.a_name_moves_behind_the_walk),
@@ -74,6 +75,9 @@ SCENES: Final[dict[str, Scene]] = {
     "a stray is damaged": Scene(scenes_walks.a_stray_is_damaged, ((TWO_ONE, 4), (TWO_ONE, 5))),
     "a head learns late of a table": Scene(scenes_walks.a_head_learns_late, ((ONE_ONE, 4), (TWO_ONE, 5))),
     "two members are drained at once": Scene(scenes_walks.two_are_drained, ((ONE_ONE, 4), (ONE_ONE, 5))),
+    "drains wait for each other": Scene(
+        scenes_walks.drains_wait_for_each_other, ((TWO_ONE, 6), (TWO_ONE, 7), (FOUR_TWO, 9))
+    ),
     "a member is out, and returns": Scene(
         scenes_walks.a_member_is_out, ((ONE_ONE, 5), (ONE_ONE, 6), (TWO_ONE, 7)), out_after_s=6.0
     ),
@@ -82,6 +86,9 @@ SCENES: Final[dict[str, Scene]] = {
         scenes_walks.more_than_m_are_unheard, ((ONE_ONE, 5), (ONE_ONE, 6), (TWO_ONE, 7)), out_after_s=6.0
     ),
     "a member forgets": Scene(scenes_walks.a_member_forgets),
+    "a device is put back": Scene(
+        scenes_walks.a_device_is_put_back, ((TWO_ONE, 4), (TWO_ONE, 5), (FOUR_TWO, 6)), settings=RARE_LOOKS
+    ),
     "a copy of the names misses writes": Scene(
         scenes_names.a_copy_misses_writes, ((ONE_ONE, 3), (TWO_ONE, 4), (FOUR_TWO, 6))
     ),

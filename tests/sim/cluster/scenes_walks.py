@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
 from contextlib import ExitStack
 from functools import partial
+from itertools import pairwise
 
 import trio
 
+from lakefs.cluster.members import Standing
 from lakefs.cluster.table import Table
-from lakefs.ids import data_chunk_id
+from lakefs.ids import MemberId, data_chunk_id
 from lakefs.wire import messages as m
 from tests.sim.cluster.lake import until
 from tests.sim.cluster.network import Connection
 from tests.sim.cluster.places import NAMES_HOST, MemberPlace
 from tests.sim.cluster.points import names_to_members
-from tests.sim.cluster.stage import SIZES, Stage
+from tests.sim.cluster.stage import HEARD_S, SIZES, Stage
+from tests.sim.judges.history import SimFailure
 
 
 async def a_partition_is_noted_again(stage: Stage) -> None:
@@ -123,6 +127,52 @@ async def two_are_drained(stage: Stage) -> None:
     await stage.read_all()
 
 
+async def drains_wait_for_each_other(stage: Stage) -> None:
+    """More than m homes of a row are drained at once, in some lakes another member's device is lost meanwhile.
+
+    The members leave in turn, no row loses more than m of them from one table to the next, and each is let go.
+    """
+    for number in range(6):
+        await stage.put(f"o{number}", stage.payload())
+    payload = stage.payload(sizes=SIZES[-1:])
+    await stage.put("row", payload)
+    parity = stage.tables[0].protection.parity
+    leaving = stage.rng.sample(stage.homes(payload), parity + 1)
+    staying = [place for place in stage.lake.members if place not in leaving]
+    async with stage.following_tables() as tables:
+        for place in leaving:
+            await stage.drain(place)
+        if stage.rng.random() < 0.4:
+            await trio.sleep(stage.rng.choice((0.5, 5.0)))
+            stage.lose_soon(stage.rng.choice(staying))
+        await stage.read_all()
+        await stage.put("new", stage.payload())
+        left = {place.id for place in leaving}
+        await stage.wait(lambda: len(stage.tables) == 1 and left.isdisjoint(_placed(stage.tables[0])), "all have left")
+    for older, newer in pairwise(tables):
+        worst = max(_homes_lost(older, newer, left))
+        if worst > max(1, parity):
+            raise SimFailure(f"a row lost {worst} homes that are drained, in ring epoch {newer.ring_epoch}")
+    await stage.healed()
+    for place in leaving:
+        await stage.let_go(place)
+    await stage.healed()
+    await stage.read_all()
+
+
+def _placed(table: Table) -> set[MemberId | None]:
+    """Return the members that have places in a table."""
+    return {member.id for member in table.members if member.state is Standing.IN}
+
+
+def _homes_lost(older: Table, newer: Table, leaving: Set[MemberId | None]) -> Iterator[int]:
+    """Yield how many homes that leave each row has in a table, and not in the next one."""
+    for before, after in zip(older.rows, newer.rows, strict=True):
+        width = older.protection.width
+        kept = {newer.members[index].id for index in after[:width]}
+        yield len({older.members[index].id for index in before[:width]} & leaving - kept)
+
+
 async def a_member_is_out(stage: Stage) -> None:
     """A member is out, its places go to others; objects are removed and put before it returns."""
     for number in range(8):
@@ -173,6 +223,28 @@ async def more_than_m_are_unheard(stage: Stage) -> None:
         await trio.sleep(stage.rng.choice((30.0, 60.0)))
         await stage.put("new", stage.payload())
         await stage.read_all()
+    await stage.healed()
+    await stage.read_all()
+
+
+async def a_device_is_put_back(stage: Stage) -> None:
+    """An image is taken of a member's device, objects are put and removed, and it is put back while nobody looks."""
+    place = stage.rng.choice(stage.lake.members)
+    for number in range(4):
+        await stage.put(f"o{number}", stage.payload(home=place))
+    putting_back = stage.putting_back
+    putting_back.begin(place)
+    image = await putting_back.image_of(place)
+    assert image is not None
+    for number in range(stage.rng.randint(2, 5)):
+        await stage.put(f"new{number}", stage.payload(home=place))
+    await stage.remove("o0")
+    await stage.collect(stage.rng.randint(0, 3))
+    await trio.sleep(stage.lake.world.settings.look_interval_s + HEARD_S)
+    await putting_back.write_back(place, image)
+    putting_back.end(place)
+    await stage.clean(30.0)
+    await stage.collect(3)  # shards of what was removed and freed elsewhere keep their partition dirty until gc
     await stage.healed()
     await stage.read_all()
 

@@ -30,6 +30,7 @@ from tests.sim.cluster.operating import Operator
 from tests.sim.cluster.places import MEMBER_BYTES, NAMES_HOST, HeadPlace, MemberPlace
 from tests.sim.cluster.points import PointOf
 from tests.sim.cluster.promises import Content, Promises
+from tests.sim.cluster.putting_back import PuttingBack
 from tests.sim.cluster.quiet import Quiet
 from tests.sim.judges.history import SimFailure
 
@@ -55,6 +56,7 @@ class Stage:
         self._pool = pool
         self._operator = Operator(lake)
         self._forgetting = Forgetting(lake, self._operator)
+        self.putting_back = PuttingBack(lake, self._operator)
         self._clients = 0
 
     # --- places --------------------------------------------------------------------------------------
@@ -174,6 +176,33 @@ class Stage:
             await client.call(m.Hello(1, "operator"))
             (await client.call(m.ChangeMember(place.id, m.MEMBER_DRAIN))).body.release()
         self.lake.log(f"operator: drain {place.name}: done")
+
+    async def let_go(self, place: MemberPlace) -> None:
+        """Let an operator remove a member that was drained; the lake has to agree."""
+        assert place.id is not None
+        with trio.move_on_after(WAIT_S) as bound:
+            await self._operator.tell(m.ChangeMember(place.id, m.MEMBER_REMOVE), f"remove {place.name}")
+        if bound.cancelled_caught:
+            raise SimFailure(f"{place.name} is drained, and is not let go")
+        await place.stop()
+        self.lake.members.remove(place)
+
+    @asynccontextmanager
+    async def following_tables(self) -> AsyncIterator[list[Table]]:
+        """Collect the tables that are made during the block, the present one first."""
+        tables = [self.tables[0]]
+
+        async def follow() -> None:
+            while True:
+                for table in reversed(self.tables):
+                    if table.ring_epoch > tables[-1].ring_epoch:
+                        tables.append(table)
+                await trio.sleep(0.1)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow)
+            yield tables
+            nursery.cancel_scope.cancel()
 
     async def add(self) -> None:
         """Add a member."""

@@ -35,6 +35,8 @@ MUST_HAPPEN = {
     "lies: LENGTH": 2,
     "lies: LONGER": 2,
     "lying disk": 5,
+    "put back": 5,
+    "put back, and found out": 3,
     "disk failed: sync_data": 1,
     "disk failed: pwrite": 1,
     "disk failed: pread_into": 1,

@@ -97,6 +97,16 @@ def test_members_that_share_a_device_are_named() -> None:
     ]
 
 
+def test_a_member_that_scrubs_says_how_far_it_is() -> None:
+    first, second = WHOLE["members"]
+    part = {"position": 0.425, "damage_found": 0, "ended_ns": 0}
+    told = lake_lines(of(members=[{**first, "scrub": {**part, "state": "running"}}, {**second, "scrub": None}]))
+    assert told[1].endswith("at 10.0.0.4:9101, scrub running at 42.5%")
+    assert "scrub" not in told[2]
+    idle = lake_lines(of(members=[{**first, "scrub": {**part, "state": "idle"}}, second]))
+    assert "scrub" not in idle[1]
+
+
 def test_a_member_that_came_back_old_is_said_to_be_compared() -> None:
     first, second = WHOLE["members"]
     told = lake_lines(of(members=[{**first, "is_old": True}, {**second, "is_old": False}]))

@@ -42,6 +42,19 @@ def test_a_lake_in_order_has_no_findings() -> None:
     kept(body)
 
 
+def test_a_report_has_all_counts_whatever_the_lake_holds_and_whoever_answers() -> None:
+    async def body(one: Kept) -> None:
+        kinds = [(await one.fsck(full=full))["checked"].keys() for full in (False, True)]
+        for number in range(6):
+            one.rig.lose(number)
+        assert (await one.fsck())["checked"].keys() == kinds[0]
+        one.rig.heal()
+        await one.put("large", LARGE, SMALL)
+        assert [(await one.fsck(full=full))["checked"].keys() for full in (False, True)] == kinds
+
+    kept(body)
+
+
 @pytest.mark.parametrize("lost", [3, 6])
 def test_a_name_whose_chunk_lost_too_many_shards_is_damaged(lost: int) -> None:
     async def body(one: Kept) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import trio
 
 from engine.coordinator.records import MemberRecord
+from engine.process.embedded import EmbeddedEngine
 from lakefs.errors import InvalidArgument, PreconditionFailed
 from lakefs.ids import MemberId, data_chunk_id, id_text
 from lakefs.limits import GIB
@@ -38,6 +40,7 @@ def test_gc_at_a_head_frees_and_reports_by_member() -> None:
         assert sum(member["freed_bytes"] for member in each) == last["freed_bytes"]
         assert all(member["kept_because"] == "" for member in each)
         assert all(member["freed_chunks"] == 0 and member["disk_bytes_after"] > 0 for member in each)
+        assert last["disk_bytes_after"] == sum(member["disk_bytes_after"] for member in each)
         assert await one.holders(data_chunk_id(LARGE)) == {}
         assert len(await one.holders(data_chunk_id(SMALL))) == 3
 
@@ -47,7 +50,11 @@ def test_gc_at_a_head_frees_and_reports_by_member() -> None:
 def test_a_member_that_is_away_frees_nothing_and_says_why() -> None:
     async def body(one: Kept) -> None:
         one.rig.lose(3)
-        report = (await one.ask(m.RunGc()))["members"][id_text(id_of(3))]
+        members = (await one.ask(m.RunGc()))["members"]
+        assert members[id_text(id_of(2))]["not_collected_because"] == ""
+        assert len({tuple(each) for each in members.values()}) == 1, "all have the same keys"
+        report = members[id_text(id_of(3))]
+        assert report["disk_bytes_after"] is None
         assert "has not begun the cycle" in report["kept_because"]
         assert "away" in report["not_collected_because"]
 
@@ -198,6 +205,45 @@ def test_status_has_the_members_and_what_may_be_lost() -> None:
         assert "kept_because" in last["members"][id_text(id_of(0))]
 
     kept(body)
+
+
+def test_status_has_scrub_and_quarantine_of_all_members_with_the_keys_of_one_engine() -> None:
+    async def body(one: Kept) -> None:
+        await one.put("name", LARGE)
+        members = [await status_of(client) for client in one.rig.members.clients.values()]
+        found = await one.whole_status()
+        for part in ("scrub", "segments"):
+            assert found[part].keys() == members[0][part].keys()
+        assert found["scrub"]["last_pass"].keys() == members[0]["scrub"]["last_pass"].keys()
+        assert found["scrub"]["since_start"] == dict.fromkeys(members[0]["scrub"]["since_start"], 0)
+        assert found["scrub"]["rate_bytes_per_s"] == sum(member["scrub"]["rate_bytes_per_s"] for member in members)
+        chunk = data_chunk_id(LARGE)
+        member = (await one.holders(chunk))[1]
+        await spoil(one, member, chunk)
+        await one.ask(m.RunScrub(10.0, 0))
+        found = await one.whole_status()
+        scrub = found["scrub"]
+        assert (scrub["passes"], scrub["quarantined_chunks"], found["segments"]["damaged_chunks"]) == (1, 1, 1)
+        assert (scrub["last_pass"]["chunks"], scrub["last_pass"]["damage_found"]) == (6, 1)
+        assert (scrub["since_start"]["chunks"], scrub["since_start"]["passes"]) == (6, 6)
+        by_member = {each["id"]: each for each in found["lake"]["members"]}
+        assert [by_member[name]["damaged_chunks"] for name in sorted(by_member)].count(1) == 1
+        assert by_member[id_text(member)]["scrub"]["damage_found"] == 1
+        assert all(each["scrub"]["ended_ns"] and each["scrub"]["state"] == "idle" for each in by_member.values())
+        for number in range(6):
+            one.rig.lose(number)
+        nothing = await one.whole_status()
+        assert nothing["scrub"].keys() == scrub.keys(), "all keys, whoever answers"
+        assert (nothing["scrub"]["state"], nothing["scrub"]["last_pass"]["ended_ns"]) == ("idle", 0)
+        assert nothing["segments"] == dict.fromkeys(found["segments"], 0)
+        assert [each["scrub"] for each in nothing["lake"]["members"]] == [None] * 6
+
+    kept(body)
+
+
+async def status_of(client: EmbeddedEngine) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((await ask(client, m.Status(), m.StatusReply)).status_json)
+    return found
 
 
 def test_folders_of_one_device_count_as_one() -> None:

@@ -44,9 +44,14 @@ class Kept:
 
     async def status(self) -> dict[str, Any]:
         """Return the lake's part of the status, with the members asked anew."""
-        self.upkeep._status._asked_at = float("-inf")
-        found = json.loads((await ask(self.client, m.Status(), m.StatusReply)).status_json)
+        found = await self.whole_status()
         return {**found["lake"], "disk": found["disk"]}
+
+    async def whole_status(self) -> dict[str, Any]:
+        """Return the status, with the members asked anew."""
+        self.upkeep._status._asked_at = float("-inf")
+        found: dict[str, Any] = json.loads((await ask(self.client, m.Status(), m.StatusReply)).status_json)
+        return found
 
     async def holders(self, chunk: bytes) -> dict[int, MemberId]:
         """Return who has each shard of a chunk."""

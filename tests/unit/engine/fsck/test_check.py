@@ -73,3 +73,15 @@ def test_what_a_quick_check_finds_missing_is_whole_when_the_same_bytes_are_put_a
             assert (await fsck(client))["damage"] == 0
 
     run(main)
+
+
+def test_a_report_on_an_empty_store_has_the_counts_of_one_that_is_used() -> None:
+    async def main() -> None:
+        async with simulated_store(SimDisk()) as store:
+            empty = [await store.check(full=full) for full in (False, True)]
+            await put(client_of(store), "kept", KEPT)
+            used = [await store.check(full=full) for full in (False, True)]
+        assert [each["checked"].keys() for each in empty] == [each["checked"].keys() for each in used]
+        assert [each["checked"]["chunks"] for each in (empty[0], used[0])] == [0, 1]
+
+    run(main)

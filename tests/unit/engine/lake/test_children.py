@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from engine.lake.children import REPORT_BYTES_MAX, open_children, open_parent, report_failure
+from engine.lake.children import NEWS_EVERY_S, REPORT_BYTES_MAX, open_children, open_parent, report_failure
 from engine.lake.member_processes import MemberPlan, MemberProcess, MemberProcesses
 from lakefs.errors import StoreLocked
 
@@ -213,6 +213,52 @@ open("heard", "wb").write(heard)
         assert sorted(lines) == [b'"one"', b'"two"']
 
     trio.run(main)
+
+
+SAYS_NEWS = """
+import os, sys, time
+descriptor = int(sys.argv[1])
+os.write(descriptor, b'[]\\n{"count": 1, "notes": "' + b"x" * 100_000 + b'"}\\n{"count": 2}\\n')
+while not os.path.exists("end"):
+    time.sleep(0.01)
+"""
+
+
+def test_figures_of_a_process_are_those_that_it_said_last_and_end_with_it(tmp_path: Path) -> None:
+    code = f"import os; os.chdir({str(tmp_path)!r}){SAYS_NEWS}"
+    plan = MemberPlan(tmp_path, tmp_path / "s", [sys.executable, "-c", code])
+
+    async def main() -> None:
+        with trio.fail_after(30):
+            async with open_children([plan], nothing) as processes:
+                await processes.wait_settled()
+                [member] = processes.all
+                while member.news != {"count": 2}:  # noqa: ASYNC110 - a process of its own says it
+                    await trio.sleep(0.01)
+                (tmp_path / "end").touch()
+                while member.is_serving:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+                assert member.news == {}
+
+    trio.run(main)
+
+
+def test_figures_are_said_when_they_have_changed() -> None:
+    figures = {"count": 1}
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        async with open_parent(theirs.detach()) as parent, trio.open_nursery() as nursery:
+            nursery.start_soon(parent.keep_telling, lambda: dict(figures))
+            for count in (1, 2):
+                figures["count"] = count
+                await trio.sleep(3 * NEWS_EVERY_S)
+                assert ours.recv(1000) == b'{"count":%d}\n' % count
+            nursery.cancel_scope.cancel()
+        ours.close()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 @pytest.mark.parametrize("is_stopping", [False, True])
