@@ -75,6 +75,9 @@ SESSION_REQUESTS: Final = (m.SessionOpen, m.SessionEnd)
 """The requests whose answers a `SessionKeeper` notes."""
 ATTEMPTS_MAX: Final = 3
 """Most times that one request is sent: a request that crashes the engine each time is given up."""
+GREETINGS_MAX: Final = 10
+"""Most times in a row that a client connects to engines that refuse it as busy: one that shuts down does, and another
+may listen there in a moment."""
 
 
 def loss_error(request: m.Request, lost: LakeError) -> LakeError:

@@ -31,7 +31,7 @@ from lakefs.limits import ENGINE_SILENCE_S, ENGINE_WAIT_S
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import HelloReply, Request, Watch
 from lakefs.wire.offers import Offers
-from lakefs.wire.repeat import ATTEMPTS_MAX, REPEATABLE, SESSION_REQUESTS, SessionKeeper, loss_error
+from lakefs.wire.repeat import ATTEMPTS_MAX, GREETINGS_MAX, REPEATABLE, SESSION_REQUESTS, SessionKeeper, loss_error
 
 _RETRY_S: Final = 0.05
 
@@ -236,10 +236,15 @@ class BlockingEngine:
 
     def _connected(self, patience_s: float) -> Link:
         give_up_at = time.monotonic() + min(patience_s, self.limits.left_s())
+        refused = 0
         while True:
             try:
                 link = Link(self.address, self._token, self.limits)
                 break
+            except EngineBusy:
+                refused += 1
+                if refused >= GREETINGS_MAX or not self.limits.left_s():
+                    raise
             except EngineUnreachable:
                 if time.monotonic() >= give_up_at:
                     raise

@@ -29,7 +29,7 @@ from lakefs.ports import Network
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import HelloReply, Request
 from lakefs.wire.offers import Offers
-from lakefs.wire.repeat import ATTEMPTS_MAX, REPEATABLE, SessionKeeper, loss_error
+from lakefs.wire.repeat import ATTEMPTS_MAX, GREETINGS_MAX, REPEATABLE, SessionKeeper, loss_error
 
 _RETRY_S: Final = 0.05
 
@@ -187,6 +187,7 @@ class ReconnectingEngine:
 
     async def _connect(self, patience_s: float) -> None:
         give_up_at = trio.current_time() + patience_s
+        refused = 0
         while True:
             if self._is_over:  # also while this waited for the engine
                 raise EngineUnreachable("the connection was closed", subject=self.address)
@@ -194,6 +195,10 @@ class ReconnectingEngine:
                 connection = connect_engine(self.address, token=self._token, network=self._network)
                 engine: RemoteEngine = await self._nursery.start(_hold, connection, self._silence_s)
                 break
+            except EngineBusy:
+                refused += 1
+                if refused >= GREETINGS_MAX:
+                    raise
             except EngineUnreachable:
                 if trio.current_time() >= give_up_at:
                     raise

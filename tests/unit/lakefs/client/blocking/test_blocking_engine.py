@@ -14,6 +14,7 @@ from lakefs.errors import EngineBusy, EngineUnreachable, LakeError
 from lakefs.wire.base import Done
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import BucketRemove, Request, Status
+from lakefs.wire.repeat import GREETINGS_MAX
 
 
 class FakeLink:
@@ -21,6 +22,8 @@ class FakeLink:
 
     made: list[FakeLink]
     during: list[str]
+    refusals = 0
+    """So many connections are refused."""
     engine: BlockingEngine
     hello = SimpleNamespace(features=0)
     carries_descriptors = False
@@ -32,6 +35,9 @@ class FakeLink:
         self.epoch = 0
         self.answer: LakeError | Reply = Reply(Done())
         self.says_goodbye = False
+        if FakeLink.refusals:
+            FakeLink.refusals -= 1
+            raise EngineBusy("the engine is shutting down; connect again in a moment")
         FakeLink.made.append(self)
         for step in FakeLink.during:
             getattr(FakeLink.engine, step)()
@@ -57,7 +63,8 @@ class FakeLink:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> BlockingEngine:
     monkeypatch.setattr(engine_module, "Link", FakeLink)
-    FakeLink.made, FakeLink.during = [], []
+    monkeypatch.setattr(engine_module, "_RETRY_S", 0.0)
+    FakeLink.made, FakeLink.during, FakeLink.refusals = [], [], 0
     FakeLink.engine = BlockingEngine("unix:/nowhere")
     return FakeLink.engine
 
@@ -125,3 +132,16 @@ def test_engines_that_all_shut_down_are_not_asked_for_ever(
     with pytest.raises(EngineBusy):
         engine.call(Status())
     assert 1 < len(FakeLink.made) < 20
+
+
+def test_a_client_that_an_engine_refuses_as_it_shuts_down_connects_to_the_next_one(engine: BlockingEngine) -> None:
+    FakeLink.refusals = 3
+    engine.connect()
+    assert len(FakeLink.made) == 1
+
+
+def test_a_client_that_is_refused_for_long_says_so(engine: BlockingEngine) -> None:
+    FakeLink.refusals = 1000
+    with pytest.raises(EngineBusy):
+        engine.connect()
+    assert FakeLink.refusals == 1000 - GREETINGS_MAX
