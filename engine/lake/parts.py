@@ -49,7 +49,7 @@ from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
 from engine.members.lent_area import LentArea
 from engine.members.member_link import Connect
 from engine.members.member_links import MemberLinks, connect_member, open_member_links
-from engine.members.read_memory import ReadMemory
+from engine.members.read_memory import ReadMemory, Take
 from engine.process.embedded import EmbeddedEngine
 from engine.process.mirrored_names import LocalNames
 from engine.process.names_place import open_local_names
@@ -181,6 +181,7 @@ def _upkeep(
         UpkeepSettings(name=plan.machine.name, upload_expiry_s=plan.upload_expiry_s),
         names_state=names.state,
         on_change=content.links.view.on_change,
+        take=content.take,
     )
 
 
@@ -289,6 +290,8 @@ class _Content(NamedTuple):
     links: MemberLinks
     stripes: LakeStripes
     buffers: BufferPool
+    take: Take
+    """Memory for what is read from members."""
 
 
 async def _open_content(stack: AsyncExitStack, plan: LakePlan, coordinator: Coordinator, offload: Offload) -> _Content:
@@ -299,7 +302,7 @@ async def _open_content(stack: AsyncExitStack, plan: LakePlan, coordinator: Coor
     reads = stack.enter_context(closing(ReadMemory()))
     connect = partial(connect_member, token=plan.token, machine=plan.machine.machine, area=area, reads=reads)
     links = await stack.enter_async_context(_links(coordinator, connect))
-    return _Content(links, LakeStripes(links, LakeState(coordinator), offload, parity, reads.take), buffers)
+    return _Content(links, LakeStripes(links, LakeState(coordinator), offload, parity, reads.take), buffers, reads.take)
 
 
 async def _open_head(

@@ -32,6 +32,7 @@ from engine.lake_upkeep.lake_scrub import LakeScrub
 from engine.lake_upkeep.lake_status import LakeStatus
 from engine.lake_upkeep.upkeep_requests import LakeUpkeepRequests
 from engine.members.ports import Members, Stripes
+from engine.members.read_memory import Take, take_anew
 from engine.requests.bind import BindGate
 from engine.requests.dispatch import Group
 from engine.store.names_store import NamesStore
@@ -95,8 +96,9 @@ class LakeUpkeep:
         *,
         names_state: Callable[[], dict[str, Any]] = dict,
         on_change: OnChange | None = None,
+        take: Take = take_anew,
     ) -> None:
-        """`gate` and `joined` are those of the names' service.
+        """`gate` and `joined` are those of the names' service.  `take`: memory for shards that the walker reads.
 
         `names_state`: where names lie, for status (`LocalNames.state`).  `on_change`: calls a function after each
         change of the lake's records (`LakeView.on_change`); without, they are looked at every `look_interval_s`.
@@ -125,7 +127,7 @@ class LakeUpkeep:
         )
         pace = Pace(clock, rate_bytes_per_s=settings.walk_rate_bytes_per_s, share=settings.walk_share)
         code = ErasureCode(table.protection.data, table.protection.parity)
-        self.walker: Final = Walker(members, self.state, code, offload, pace)
+        self.walker: Final = Walker(members, self.state, code, offload, pace, take=take)
         self.walks: Final = WalkerPass(self.walker, members, self.state, clock, new_id16(), settings.walks)
         self.membership: Final = Membership(
             members, self.state, self.walker, clock, settings.membership, retiring=gate.retire_below

@@ -2,6 +2,8 @@
 
     StoreShards   shards that lie in the area are named by their offsets; the member copies them, and compares the copy
                   with the checksums of the request, as with any memory that is lent to an engine
+    ReadChunks    shards that are wanted in memory for reads are named with their places there; the member reads from
+                  its disk to these, and the answer has no bytes
 
 What lies elsewhere goes through the socket.
 
@@ -79,6 +81,8 @@ class LentPayload:
             offsets = self._area.offsets_of(body)
             if offsets is not None:
                 return await self._call_to_end(msgspec.structs.replace(request, memory=self._number, offsets=offsets))
+        if self._reads is not None and isinstance(request, m.ReadChunks) and into and not body:
+            return await self._call_read(request, into)
         return await self._engine.call(request, body, into=into)
 
     def begin(self, request: m.Request, into: Sequence[memoryview], done: Answered) -> Callable[[], None] | None:
@@ -88,6 +92,25 @@ class LentPayload:
             if offsets is not None:
                 return self._begin_read(self._reads, request, offsets, into, done)
         return self._engine.begin(request, into, done)
+
+    async def _call_read(self, request: m.ReadChunks, into: Sequence[memoryview]) -> Reply:
+        """Call; when cancelled, end at once, and let the memory wait for the member's answer."""
+        results: list[outcome.Outcome[Reply]] = []
+        came = trio.Event()
+
+        def answered(result: outcome.Outcome[Reply]) -> None:
+            results.append(result)
+            came.set()
+
+        give_up = self.begin(request, into, answered)
+        if give_up is None:
+            return await self._engine.call(request, into=into)
+        try:
+            await came.wait()
+        except trio.Cancelled:
+            give_up()
+            raise
+        return results.pop().unwrap()
 
     def _begin_read(
         self, memory: ReadMemory, request: m.ReadChunks, offsets: list[int], into: Sequence[memoryview], done: Answered

@@ -35,6 +35,7 @@ import trio
 from engine.coordinator.lake_state import LakeState
 from engine.host.tasks import run_all
 from engine.members.ports import Members
+from engine.members.read_memory import Take, take_anew
 from engine.walker.walker_calls import ShardCalls
 from engine.walker.walker_compare import Verdicts, compare, copies_of, damaged_of
 from engine.walker.walker_lists import ShardList, Window, Windows, by_partition
@@ -95,8 +96,11 @@ class Walker:
         *,
         page: int = PAGE,
         second_look_s: float = SECOND_LOOK_S,
+        take: Take = take_anew,
     ) -> None:
+        """`take`: memory for the shards that are read."""
         self._members = members
+        self._take = take
         self._state = state
         self._code = code
         self._offload = offload
@@ -169,7 +173,7 @@ class _Walk:
         self.answered: Final[set[MemberId]] = set()
         """Members that were asked, and have answered everything so far."""
         self._deep = deep
-        calls = ShardCalls(walker._members, tables[0].ring_epoch, self.answered)
+        calls = ShardCalls(walker._members, tables[0].ring_epoch, self.answered, walker._take)
         self._repair: Final = Repair(calls, walker._code, walker._offload, walker.generation)
         self._walked: dict[Partition, _Part] = {}
         self._batch: list[Stripe] = []

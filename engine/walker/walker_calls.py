@@ -5,6 +5,8 @@ Rules kept here:
 - StaleEpoch is raised: the walk goes on from its beginning, by the newer table.
 - What is more than fits in a frame is several requests, one after the other.
 - Memory of a reply is held until `release`, and bounded by the batch that the caller makes.
+- Long shards are read into memory that is used again (`engine.members.read_memory`): members on this machine read them
+  there from their disks.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from engine.members.ports import Members
+from engine.members.read_memory import KEPT_FROM_BYTES, Take, take_anew
 from engine.stripes.request_parts import request_parts
 from engine.walker.walker_compare import Copy
 from lakefs.errors import AlreadyExists, DiskFailed, EngineUnreachable, LakeError, StaleEpoch, StoreFull, StoreReadOnly
@@ -47,9 +50,10 @@ class NewShard(NamedTuple):
 class ShardCalls:
     """Requests of one walk, all of one ring epoch."""
 
-    def __init__(self, members: Members, epoch: RingEpoch, answered: set[MemberId]) -> None:
+    def __init__(self, members: Members, epoch: RingEpoch, answered: set[MemberId], take: Take = take_anew) -> None:
         """`answered` loses members that fail."""
         self._members = members
+        self._take = take
         self._epoch = epoch
         self._answered = answered
         self._held: list[Reply] = []
@@ -66,16 +70,22 @@ class ShardCalls:
         """Read whole shards of a member; valid until `release`.  A shard that cannot be read is its error."""
         found: list[ReadShard | LakeError] = []
         for part in request_parts(copies, lambda each: each[1].length):
-            some = await self._read(member, [(chunk, copy.shard) for chunk, copy in part])
+            some = await self._read(member, part)
             if some is None:
                 return None
             found += some
         return found
 
-    async def _read(self, member: MemberId, names: Sequence[Name]) -> list[ReadShard | LakeError] | None:
+    async def _read(
+        self, member: MemberId, copies: Sequence[tuple[ChunkId, Copy]]
+    ) -> list[ReadShard | LakeError] | None:
+        names = [(chunk, copy.shard) for chunk, copy in copies]
         chunks, shards = _columns(names)
         zeros = [0] * len(names)
-        reply = await self._call(member, m.ReadChunks(chunks, zeros, zeros, shards))
+        are_long = all(copy.length >= KEPT_FROM_BYTES for _, copy in copies)
+        into = [self._take(copy.length) for _, copy in copies] if are_long else []
+        lengths = [len(view) for view in into] or zeros  # 0: all
+        reply = await self._call(member, m.ReadChunks(chunks, zeros, lengths, shards), into)
         if reply is None:
             return None
         self._held.append(reply)
@@ -154,9 +164,9 @@ class ShardCalls:
         assert isinstance(reply.message, m.ShardsDropped), reply.message
         return reply.message.touched
 
-    async def _call(self, member: MemberId, request: m.Request) -> Reply | None:
+    async def _call(self, member: MemberId, request: m.Request, into: Sequence[memoryview] = ()) -> Reply | None:
         try:
-            return await self._members.call(member, request)
+            return await self._members.call(member, request, into=into)
         except StaleEpoch:
             raise
         except LakeError as error:

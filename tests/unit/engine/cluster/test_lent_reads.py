@@ -21,9 +21,11 @@ from engine.members.ports import Got, Wanted
 from engine.members.read_memory import ReadMemory
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.table import Service
+from engine.walker.walker_calls import ReadShard, ShardCalls
+from engine.walker.walker_compare import Copy
 from lakefs.content.verify import granule_crcs
 from lakefs.errors import EngineUnreachable, InvalidArgument, LakeError, SessionLost
-from lakefs.ids import MemberId, data_chunk_id
+from lakefs.ids import ChunkId, MemberId, data_chunk_id
 from lakefs.limits import CHUNK_BYTES, KIB, MIB
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
@@ -155,6 +157,85 @@ def test_a_cancelled_reads_memory_is_not_used_before_the_member_has_answered(tmp
             await trio.testing.wait_all_tasks_blocked(0.02)
             assert not any(any(other) for other in others)
             await read(made, PAYLOAD)
+
+    trio.run(main)
+
+
+# --- the walker's reads -----------------------------------------------------------------------------------
+
+
+def walks_calls(made: Lake) -> ShardCalls:
+    members = {MemberId(each.store.superblock.store_id) for each in made.members}
+    return ShardCalls(made.links, made.links.tables[0].ring_epoch, members, made.reads.take)
+
+
+def copies_of(made: Lake, payload: bytes) -> list[tuple[ChunkId, Copy]]:
+    """Return the data shards of a chunk."""
+    chunk, code = data_chunk_id(payload), made.stripes._reader._code
+    homes = made.links.tables[0].homes(chunk)
+    sizes = [code.extent(len(payload), shard)[1] for shard in range(code.data_shards(len(payload)))]
+    return [(chunk, Copy(homes[shard], shard, size, len(payload), None)) for shard, size in enumerate(sizes)]
+
+
+def test_long_shards_that_the_walker_reads_pass_no_socket(tmp_path: Path) -> None:
+    async def main() -> None:
+        short = payload_of(300 * KIB, 3)
+        async with stored(tmp_path, PAYLOAD, short) as made:
+            sent_bytes(made)
+            for payload, is_sent in ((PAYLOAD, False), (short, True)):
+                calls, found = walks_calls(made), bytearray()
+                for name in copies_of(made, payload):
+                    [shard] = await calls.read(name[1].member, [name]) or []
+                    assert isinstance(shard, ReadShard)
+                    assert granule_crcs(shard.payload) == shard.crcs
+                    found += shard.payload
+                assert found == payload
+                assert bool(sent_bytes(made)) is is_sent
+                calls.release()
+
+    trio.run(main)
+
+
+def test_a_shard_that_is_gone_leaves_those_beside_it_in_their_places(tmp_path: Path) -> None:
+    async def main() -> None:
+        other = payload_of(CHUNK_BYTES, 4)
+        async with stored(tmp_path, PAYLOAD, other) as made:
+            [(chunk, copy), *_] = copies_of(made, PAYLOAD)
+            there = [name for name in copies_of(made, other) if name[1].member == copy.member]
+            absent = data_chunk_id(b"never stored")
+            asked = [(chunk, copy), (absent, copy), *there]
+            found = await walks_calls(made).read(copy.member, asked)
+            assert found is not None
+            first, missing, *rest = found
+            assert isinstance(missing, LakeError)
+            for shard in (first, *rest):
+                assert isinstance(shard, ReadShard)
+                assert granule_crcs(shard.payload) == shard.crcs
+                assert memoryview(shard.payload).nbytes == copy.length
+
+    trio.run(main)
+
+
+def test_memory_of_a_walkers_read_that_is_cancelled_waits_for_the_member(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stored(tmp_path, PAYLOAD) as made:
+            [name, *_] = copies_of(made, PAYLOAD)
+            (member,) = [e for e in made.members if MemberId(e.store.superblock.store_id) == name[1].member]
+            member.may_read = trio.Event()
+            member.read_bytes.clear()
+            with trio.move_on_after(0.05):
+                await walks_calls(made).read(name[1].member, [name])
+            others = [made.reads.take(name[1].length) for _ in range(8)]
+            for other in others:
+                other[:] = bytes(len(other))
+            member.may_read.set()
+            while not member.read_bytes:
+                await trio.testing.wait_all_tasks_blocked(0.01)
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            assert not any(any(other) for other in others)
+            [shard] = await walks_calls(made).read(name[1].member, [name]) or []
+            assert isinstance(shard, ReadShard)
+            assert bytes(shard.payload) == PAYLOAD[: name[1].length]
 
     trio.run(main)
 

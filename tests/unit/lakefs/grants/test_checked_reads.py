@@ -270,7 +270,7 @@ def test_a_helper_takes_a_part_of_large_reads_and_ends_when_it_is_closed() -> No
         assert read(ReadPlan, segment, places, helper)[0] == [GRANULE_BYTES] * BLOCKS, "alone"
     del helper
     HelperThread()
-    assert set(threads_of_this_process()) == before, "one that is freed has ended too"
+    assert set(threads_of_this_process()) <= before, "one that is freed has ended too"  # so may others meanwhile
 
 
 def test_many_threads_share_one_helper_that_is_closed_meanwhile() -> None:
