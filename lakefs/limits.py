@@ -252,10 +252,10 @@ SPACE_NAME_BYTES_MAX: Final = 200
 COORDINATOR_KEY_BYTES_MAX: Final = 256
 COORDINATOR_VALUE_BYTES_MAX: Final = MIB
 """Longest value: a table of 16,384 rows of 16 bytes takes a quarter."""
-COORDINATOR_OPERATIONS_MAX: Final = 128
-"""Comparisons of a transaction, and operations of each branch."""
+COORDINATOR_OPERATIONS_MAX: Final = 120
+"""Comparisons of a transaction, and operations of each branch: etcd does 128, and two or three more mark it as done."""
 COORDINATOR_TRANSACTION_BYTES_MAX: Final = MIB + 256 * KIB
-"""Keys and values of a transaction; 256 KiB of 1.5 MiB remain for its framing: 3 x 128 x 680 bytes."""
+"""Keys and values of a transaction; 256 KiB of 1.5 MiB remain for its framing: 3 x 120 x 720 bytes."""
 COORDINATOR_PAGE_MAX: Final = 1000
 COORDINATOR_PAGE_BYTES_MAX: Final = 2 * MIB
 """A page ends when its keys and values have reached this: it holds 3 MiB at most, and fits in a frame."""
@@ -264,7 +264,7 @@ COORDINATOR_KEY_COST_BYTES: Final = 128
 COORDINATOR_BYTES_MAX: Final = 64 * MIB
 """All keys and values.  4 tables of 256 KiB, 16,384 dirty partitions and 3,072 members of 2 KiB each take 10 MiB."""
 COORDINATOR_HISTORY_COUNT: Final = 8192
-"""Revisions held for watches that are behind, and each of their changes counts: 64 notes of 128 partitions."""
+"""Revisions held for watches that are behind, and each of their changes counts: 64 notes of 120 partitions."""
 COORDINATOR_HISTORY_BYTES: Final = 16 * MIB
 """The same in bytes: 64 tables of 256 KiB."""
 COORDINATOR_WATCHES_MAX: Final = 16_384
@@ -281,6 +281,26 @@ COORDINATOR_SEEN_BYTES_MAX: Final = 2 * MIB
 bytes.  Values behind it are left out."""
 COORDINATOR_WATCH_S_MAX: Final = 60.0
 """One request of a watch waits so long: a process that watches asks once or twice a minute while nothing changes."""
+ETCD_TRY_S: Final = 2.0
+"""Time that one endpoint of etcd has for an answer before the next one is asked; twice that for the next try."""
+ETCD_CALL_S: Final = 8.0
+"""Time for all tries of a call: etcd has another leader after 1 to 3 s, and the first tries take 2 and 4 s."""
+ETCD_CANCEL_S: Final = 0.5
+"""Time that a cancelled call waits for the answer to what was sent: a transaction takes 2 to 40 ms."""
+ETCD_PAUSE_S: Final = 0.1
+"""Pause behind an endpoint that refused at once: 80 tries a call."""
+ETCD_ANSWER_BYTES_MAX: Final = 128 * MIB
+"""Longest answer: all keys of a lake (COORDINATOR_BYTES_MAX) with their framing take less."""
+ETCD_LAKE_NAME_BYTES_MAX: Final = 64
+"""Name of a lake, which each key begins with: 4 x 120 keys of a transaction take 30 KiB for it."""
+ETCD_IN_FLIGHT: Final = 64
+"""Transactions of one process that are under way at once; others wait for them."""
+ETCD_SLOTS_ABANDONED_MAX: Final = 64
+"""Markers whose transactions had no clear end, before a session is replaced: with those in flight 128 small keys."""
+ETCD_SESSION_S: Final = 60
+"""A session's lease: its markers are removed so long after its process vanished.  Longer than ETCD_CALL_S."""
+ETCD_WATCH_QUEUE: Final = 16
+"""Revisions that a watch holds for a slow consumer; etcd holds the others."""
 NAMES_CONNECT_S: Final = 4.0
 """Time to connect to the names of a lake and have them answer: shorter than a client's patience with a head's Hello
 (HELLO_TIMEOUT_S), and than MEMBER_CONNECT_S, in which the generation is read."""
