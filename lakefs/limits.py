@@ -273,34 +273,12 @@ COORDINATOR_LEASES_MAX: Final = 8192
 """A lease for each member and head, twice; about 500 bytes each: 4 MiB."""
 COORDINATOR_LEASE_KEYS_MAX: Final = 128
 """Keys of one lease, which are removed in one transaction."""
-COORDINATOR_LEASE_S_MIN: Final = 2
-"""The least that etcd grants."""
+COORDINATOR_LEASE_S_MIN: Final = 2  # the least that etcd grants
 COORDINATOR_LEASE_S_MAX: Final = 86_400
 COORDINATOR_SEEN_BYTES_MAX: Final = 2 * MIB
-"""Keys and values of the entries that a transaction's comparisons saw; it fits in a frame with their framing, 128 x 300
-bytes.  Values behind it are left out."""
+"""Keys and values that comparisons saw; a frame holds 120 x 300 bytes with them.  Values behind it are left out."""
 COORDINATOR_WATCH_S_MAX: Final = 60.0
 """One request of a watch waits so long: a process that watches asks once or twice a minute while nothing changes."""
-ETCD_TRY_S: Final = 2.0
-"""Time that one endpoint of etcd has for an answer before the next one is asked; twice that for the next try."""
-ETCD_CALL_S: Final = 8.0
-"""Time for all tries of a call: etcd has another leader after 1 to 3 s, and the first tries take 2 and 4 s."""
-ETCD_CANCEL_S: Final = 0.5
-"""Time that a cancelled call waits for the answer to what was sent: a transaction takes 2 to 40 ms."""
-ETCD_PAUSE_S: Final = 0.1
-"""Pause behind an endpoint that refused at once: 80 tries a call."""
-ETCD_ANSWER_BYTES_MAX: Final = 128 * MIB
-"""Longest answer: all keys of a lake (COORDINATOR_BYTES_MAX) with their framing take less."""
-ETCD_LAKE_NAME_BYTES_MAX: Final = 64
-"""Name of a lake, which each key begins with: 4 x 120 keys of a transaction take 30 KiB for it."""
-ETCD_IN_FLIGHT: Final = 64
-"""Transactions of one process that are under way at once; others wait for them."""
-ETCD_SLOTS_ABANDONED_MAX: Final = 64
-"""Markers whose transactions had no clear end, before a session is replaced: with those in flight 128 small keys."""
-ETCD_SESSION_S: Final = 60
-"""A session's lease: its markers are removed so long after its process vanished.  Longer than ETCD_CALL_S."""
-ETCD_WATCH_QUEUE: Final = 16
-"""Revisions that a watch holds for a slow consumer; etcd holds the others."""
 NAMES_CONNECT_S: Final = 4.0
 """Time to connect to the names of a lake and have them answer: shorter than a client's patience with a head's Hello
 (HELLO_TIMEOUT_S), and than MEMBER_CONNECT_S, in which the generation is read."""
@@ -410,6 +388,7 @@ LISTEN_BACKLOG: Final = 1024
 # WRITE_FILES_WINDOW   2 MiB   8 MiB   4  batches of small files to write; two for each thread
 # MARKS_WINDOW       132 KiB 264 KiB   2  requests to mark chunks at one member; it marks one while the other is sent
 # COPY_WINDOW          4 KiB 128 KiB  32  requests to copy names; half of those that are served for one connection
+# ETCD_IN_FLIGHT       2 MiB 128 MiB  64  transactions of a process at etcd, with what they saw; others wait for them
 # BOUNCE_BUFFERS       4 MiB  60 MiB  15  registered buffers of an engine; locked memory, beside the DRAM tier's
 # BOUNCES_PER_LINK     4 MiB   8 MiB   2  such buffers of one connection; one is filled while the other is moved
 # CLIENT_BOUNCES       4 MiB   8 MiB   2  registered buffers of a client; one is filled while the other is checked
@@ -446,6 +425,7 @@ BOUNCES_PER_LINK: Final = 8 * MIB // CHUNK_BYTES
 CLIENT_BOUNCES: Final = 8 * MIB // CHUNK_BYTES
 CLIENT_LANDINGS: Final = 8 * MIB // CHUNK_BYTES
 MARKS_WINDOW: Final = 2
+ETCD_IN_FLIGHT: Final = 128 * MIB // COORDINATOR_SEEN_BYTES_MAX
 COPY_WINDOW: Final = INFLIGHT_PER_CONNECTION // 2
 READ_AHEAD_BYTES_MAX: Final = FETCH_WINDOW * FETCH_GROUP_BYTES + READ_AHEAD_WINDOW_BYTES_MAX
 """Bytes waiting to be read ahead for one client: the groups in flight, and one reader's window, 128 MiB."""

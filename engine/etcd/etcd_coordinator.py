@@ -27,33 +27,19 @@ from typing import Final
 
 import trio
 
-from engine.coordinator.coordinator import (
-    Compare,
-    Entry,
-    Found,
-    Operation,
-    Outcome,
-    Page,
-    Transacted,
-)
+from engine.coordinator.coordinator import Compare, Entry, Found, Operation, Outcome, Page, Transacted
 from engine.coordinator.coordinator_bounds import check_key, check_page, check_range, check_transaction, check_ttl
 from engine.etcd import etcd_messages as e
+from engine.etcd.etcd_bounds import ETCD_LAKE_NAME_BYTES_MAX
 from engine.etcd.etcd_link import KEEP_ALIVE, RANGE, REVOKE, TXN, EtcdAccess, EtcdLink, Method
 from engine.etcd.etcd_session import EtcdSessions, Slot, granted
 from engine.etcd.etcd_status import Status, error_of
 from engine.etcd.etcd_transaction import EtcdTransaction, Marked, entry_of, marked
 from engine.etcd.etcd_watch import EtcdWatch, open_watch
 from engine.host.tasks import plain_errors
-from lakefs.errors import (
-    EngineBusy,
-    EngineUnreachable,
-    InvalidArgument,
-    LakeError,
-    RequestTooLarge,
-    StoreFull,
-)
+from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError, RequestTooLarge, StoreFull
 from lakefs.ids import LeaseId, Revision
-from lakefs.limits import COORDINATOR_PAGE_BYTES_MAX, ETCD_LAKE_NAME_BYTES_MAX, WATCHES_PER_CONNECTION_MAX
+from lakefs.limits import COORDINATOR_PAGE_BYTES_MAX, WATCHES_PER_CONNECTION_MAX
 
 _OF_THE_PORT: Final = EngineUnreachable, EngineBusy, StoreFull, InvalidArgument, RequestTooLarge
 _KEPT_TRIES: Final = 4
@@ -96,7 +82,6 @@ class EtcdCoordinator:
         self._sessions = sessions
         self._prefix = prefix
         self._watches = 0
-        self._threads = trio.CapacityLimiter(WATCHES_PER_CONNECTION_MAX)
 
     async def connect(self) -> None:
         """Ask etcd for nothing: for a start, which shall say why it cannot.
@@ -162,7 +147,7 @@ class EtcdCoordinator:
             raise EngineBusy(f"this process has {self._watches} watches of the coordinator, the most that it may have")
         self._watches += 1
         try:
-            async with open_watch(self._link, self._prefix, begin, end, from_revision, self._threads) as watch:
+            async with open_watch(self._link, self._prefix, begin, end, from_revision) as watch:
                 yield watch
         finally:
             self._watches -= 1
@@ -210,14 +195,16 @@ class EtcdCoordinator:
             answer, is_repeat = await self._link.ask_each(TXN, lambda _: probe(), is_repeat=is_repeat)
         if isinstance(answer, Status):
             if answer.is_lease_gone:
-                return self._without_session(slot, is_repeat)
+                self._end_session(slot, is_repeat)
+                return None
             if not is_repeat:
                 slot.settle(slot.version)  # refused for its form: nothing was done
             raise self._refused(answer)
         if not answer.succeeded:
             before = marked(answer)
             if before is None:
-                return self._without_session(slot, is_repeat)
+                self._end_session(slot, is_repeat)
+                return None
             slot.settle(before.version)
             return await self._as_found(wanted, before)
         done = wanted.result(answer)
@@ -225,11 +212,13 @@ class EtcdCoordinator:
         slot.settle(slot.version + is_put)
         return self._as_probed(wanted, done) if is_probe else done
 
-    def _without_session(self, slot: Slot, is_repeat: bool) -> None:
-        """Begin anew with another session, unless a try before may have been done in this one."""
+    def _end_session(self, slot: Slot, is_repeat: bool) -> None:
+        """Note that the slot's session has ended.  EngineUnreachable if a try before may have been done in it."""
         self._sessions.end(slot.lease)
         if is_repeat:
-            raise EngineUnreachable("the session at etcd ended while a transaction was under way; it may have been done")
+            raise EngineUnreachable(
+                "the session at etcd ended while a transaction was under way; it may have been done"
+            )
 
     def _as_probed(self, wanted: EtcdTransaction, probed: Transacted) -> Transacted | None:
         """Return LEASE_GONE if the branch that a probe found names a lease; else it shall begin anew."""

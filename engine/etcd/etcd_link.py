@@ -20,6 +20,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -29,9 +30,9 @@ import structlog
 import trio
 
 from engine.etcd import etcd_messages as e
+from engine.etcd.etcd_bounds import ETCD_ANSWER_BYTES_MAX, ETCD_CALL_S, ETCD_CANCEL_S, ETCD_PAUSE_S, ETCD_TRY_S
 from engine.etcd.etcd_status import Status, error_of, status_of
 from lakefs.errors import ConfigError, EngineUnreachable
-from lakefs.limits import ETCD_ANSWER_BYTES_MAX, ETCD_CALL_S, ETCD_CANCEL_S, ETCD_PAUSE_S, ETCD_TRY_S
 
 _log: Final = structlog.get_logger(__name__)
 _OPTIONS: Final = (
@@ -99,6 +100,15 @@ class Endpoint:
             self.channel = grpc.secure_channel(self.address, credentials, options=_OPTIONS)
         else:
             self.channel = grpc.insecure_channel(self.address, options=_OPTIONS)
+        self._senders: dict[Method, Any] = {}
+
+    def sender(self, method: Method) -> Any:
+        """Return the callable of gRPC for a method with one answer; making one takes as long as a call."""
+        if method not in self._senders:
+            self._senders[method] = self.channel.unary_unary(
+                method.path, request_serializer=_serialized, response_deserializer=method.answer.FromString
+            )
+        return self._senders[method]
 
 
 class EtcdLink:
@@ -198,10 +208,7 @@ class EtcdLink:
         self.check_open()
         done = trio.Event()
         token = trio.lowlevel.current_trio_token()
-        sends = endpoint.channel.unary_unary(
-            method.path, request_serializer=_serialized, response_deserializer=method.answer.FromString
-        )
-        future = sends.future(request, timeout=max(0.0, timeout_s), metadata=self.metadata())
+        future = endpoint.sender(method).future(request, timeout=max(0.0, timeout_s), metadata=self.metadata())
         future.add_done_callback(lambda _: _wake(token, done))
         self._under_way.add(done)
         try:
@@ -264,7 +271,5 @@ async def _waited(done: trio.Event) -> None:
 
 def _wake(token: trio.lowlevel.TrioToken, done: trio.Event) -> None:
     """Wake the loop from a thread of gRPC's, unless it has ended."""
-    try:
+    with suppress(trio.RunFinishedError):
         token.run_sync_soon(done.set)
-    except trio.RunFinishedError:
-        pass

@@ -28,11 +28,12 @@ import structlog
 import trio
 
 from engine.etcd import etcd_messages as e
+from engine.etcd.etcd_bounds import ETCD_SESSION_S, ETCD_SLOTS_ABANDONED_MAX
 from engine.etcd.etcd_link import GRANT, KEEP_ALIVE, REVOKE, EtcdLink
 from engine.etcd.etcd_status import Status, error_of
 from lakefs.errors import LakeError
 from lakefs.ids import LeaseId
-from lakefs.limits import ETCD_IN_FLIGHT, ETCD_SESSION_S, ETCD_SLOTS_ABANDONED_MAX
+from lakefs.limits import ETCD_IN_FLIGHT
 
 _log: Final = structlog.get_logger(__name__)
 _KEPT_EVERY_S: Final = ETCD_SESSION_S / 4

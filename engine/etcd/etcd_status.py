@@ -42,7 +42,7 @@ class Status(NamedTuple):
     @property
     def is_silence(self) -> bool:
         """True if the endpoint did not answer in time."""
-        return self.code == _Code.DEADLINE_EXCEEDED
+        return bool(self.code == _Code.DEADLINE_EXCEEDED)
 
     @property
     def is_token_refused(self) -> bool:
@@ -84,5 +84,7 @@ def error_of(status: Status, address: str) -> LakeError:
     if status.code == _Code.PERMISSION_DENIED or any(refused in status.details for refused in _USER_REFUSED):
         return PermissionDenied(f"{words}; check the user, the password, and the roles of the user", subject=address)
     if status.code == _Code.UNIMPLEMENTED:
-        return UnsupportedVersion(f"what answers at {address} is not an etcd with version 3 of its API", subject=address)
+        return UnsupportedVersion(
+            f"what answers at {address} is not an etcd with version 3 of its API", subject=address
+        )
     return EngineUnreachable(words, subject=address)

@@ -24,16 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from engine.coordinator.coordinator import (
-    Compare,
-    Entry,
-    HasRevision,
-    HasValue,
-    Operation,
-    Outcome,
-    Put,
-    Transacted,
-)
+from engine.coordinator.coordinator import Compare, Entry, HasRevision, HasValue, Operation, Outcome, Put, Transacted
 from engine.coordinator.coordinator_table import bounded
 from engine.etcd import etcd_messages as e
 from engine.etcd.etcd_session import Slot
@@ -112,9 +103,7 @@ class EtcdTransaction:
         key = self.prefix + compare.key
         match compare:
             case HasRevision():
-                return e.EtcdCompare(
-                    result=e.EQUAL, target=e.MOD_REVISION, key=key, mod_revision=compare.revision
-                )
+                return e.EtcdCompare(result=e.EQUAL, target=e.MOD_REVISION, key=key, mod_revision=compare.revision)
             case HasValue():
                 return e.EtcdCompare(result=e.EQUAL, target=e.VALUE, key=key, value=compare.value)
             case _:
@@ -151,9 +140,7 @@ def marked(answer: e.Message) -> Marked | None:
     if not found:
         return None
     kept = found[0]
-    return Marked(
-        kept.value in (b"T", b"t"), kept.value in (b"t", b"e"), Revision(kept.mod_revision), kept.version
-    )
+    return Marked(kept.value in (b"T", b"t"), kept.value in (b"t", b"e"), Revision(kept.mod_revision), kept.version)
 
 
 def entry_of(kept: e.Message, prefix: bytes) -> Entry:

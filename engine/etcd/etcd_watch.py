@@ -20,20 +20,20 @@ import math
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from itertools import groupby
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import grpc
 import trio
 
 from engine.coordinator.coordinator import Change, Changes, ReadAnew
 from engine.etcd import etcd_messages as e
+from engine.etcd.etcd_bounds import ETCD_PAUSE_S, ETCD_TRY_S, ETCD_WATCH_QUEUE
 from engine.etcd.etcd_link import RANGE, WATCH, EtcdLink
 from engine.etcd.etcd_status import Status, error_of, status_of
 from engine.etcd.etcd_transaction import entry_of
 from engine.host.tasks import plain_errors
 from lakefs.errors import LakeError
 from lakefs.ids import Revision
-from lakefs.limits import ETCD_PAUSE_S, ETCD_TRY_S, ETCD_WATCH_QUEUE
 
 _BROKEN: Final = Status(grpc.StatusCode.UNAVAILABLE, "the stream of a watch ended")
 _SILENT: Final = Status(grpc.StatusCode.DEADLINE_EXCEEDED, "a watch did not begin")
@@ -45,17 +45,29 @@ class _Reached(NamedTuple):
     next_revision: Revision
 
 
+class _OwnThread:
+    """In the place of a limiter of threads: a watch has one for as long as it lasts, and takes none from others."""
+
+    async def acquire_on_behalf_of(self, borrower: object) -> None:
+        """Take a thread at once."""
+        await trio.lowlevel.checkpoint()
+
+    def release_on_behalf_of(self, borrower: object) -> None:
+        """Give it back."""
+
+
+_OWN_THREAD: Final = cast(trio.CapacityLimiter, _OwnThread())
 _Event = Changes | ReadAnew | _Reached | LakeError
 
 
 @asynccontextmanager
 async def open_watch(
-    link: EtcdLink, prefix: bytes, begin: bytes, end: bytes, from_revision: Revision, threads: trio.CapacityLimiter
+    link: EtcdLink, prefix: bytes, begin: bytes, end: bytes, from_revision: Revision
 ) -> AsyncIterator[EtcdWatch]:
     """Yield a watch of a range below a prefix, which ends with the block."""
     send, receive = trio.open_memory_channel[_Event](ETCD_WATCH_QUEUE)
     watch = EtcdWatch(receive, from_revision)
-    follower = _Follower(link, (prefix, begin, end), from_revision, send, threads)
+    follower = _Follower(link, (prefix, begin, end), from_revision, send)
     with plain_errors():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(follower.follow, watch)
@@ -120,14 +132,12 @@ class _Follower:
         place: tuple[bytes, bytes, bytes],
         from_revision: Revision,
         events: trio.MemorySendChannel[_Event],
-        threads: trio.CapacityLimiter,
     ) -> None:
         self._link = link
         self._prefix, self._begin, self._end = place
         self._next = from_revision
         """The first revision that was not put into the queue."""
         self._events = events
-        self._threads = threads
         self._is_over = False
         self._begun = trio.CancelScope()
         self._open: list[Any] = []
@@ -144,7 +154,7 @@ class _Follower:
                 await watch.wanted.wait()
                 await trio.sleep(ETCD_PAUSE_S)
                 continue
-            if not self._is_over and status.is_token_refused:
+            if status.is_token_refused:
                 self._link.forget_token()
         self._events.close()
 
@@ -180,7 +190,7 @@ class _Follower:
         """Read a stream in a thread, which ends when this is cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancelled_with, stream)
-            status = await trio.to_thread.run_sync(self._read_in_thread, stream, limiter=self._threads)
+            status = await trio.to_thread.run_sync(self._read_in_thread, stream, limiter=_OWN_THREAD)
             nursery.cancel_scope.cancel()
         return status
 
@@ -233,5 +243,3 @@ async def _cancelled_with(stream: Any) -> None:
         await trio.sleep_forever()
     finally:
         stream.cancel()
-
-
