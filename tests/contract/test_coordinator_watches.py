@@ -240,7 +240,9 @@ async def _cancel_after(scope: trio.CancelScope, checkpoints: int) -> None:
 # --- leases ----------------------------------------------------------------------------------------------
 
 
-def test_the_keys_of_a_lease_that_nobody_keeps_alive_are_removed_at_one_revision(opened: Opened) -> None:
+def test_the_keys_of_a_lease_that_nobody_keeps_alive_are_removed_at_one_revision(
+    opened: Opened, kind: CoordinatorKind
+) -> None:
     async def scenario() -> None:
         async with opened() as coordinator:
             lease = await coordinator.lease(5)
@@ -250,9 +252,9 @@ def test_the_keys_of_a_lease_that_nobody_keeps_alive_are_removed_at_one_revision
             await coordinator.transact([], [Put(b"d", b"1", lease), Put(b"e", b"1")])
             assert await entry_of(coordinator, b"a") == Entry(b"a", b"1", FIRST, lease)
             async with coordinator.watch(b"a", b"f", Revision(3)) as watch:
-                await trio.sleep(4.5)
+                await trio.sleep(0.5 if kind.is_shared else 4.5)
                 assert len(await keys_of(coordinator)) == 5
-                with trio.fail_after(3):
+                with trio.fail_after(20 if kind.is_shared else 3):
                     event = await next_changes(watch)
             assert (event.revision, as_values(event)) == (3, {b"a": None, b"b": None, b"d": None})
             assert await keys_of(coordinator) == [b"c", b"e"]
@@ -261,7 +263,9 @@ def test_the_keys_of_a_lease_that_nobody_keeps_alive_are_removed_at_one_revision
     run(scenario)
 
 
-def test_a_lease_that_is_kept_alive_lasts_and_ends_when_its_holder_vanishes(opened: Opened) -> None:
+def test_a_lease_that_is_kept_alive_lasts_and_ends_when_its_holder_vanishes(
+    opened: Opened, kind: CoordinatorKind
+) -> None:
     async def hold(coordinator: Coordinator, lease: LeaseId) -> None:
         for _ in range(100):
             assert await coordinator.keep_alive(lease)
@@ -274,9 +278,9 @@ def test_a_lease_that_is_kept_alive_lasts_and_ends_when_its_holder_vanishes(open
             with trio.move_on_after(20):
                 await hold(coordinator, lease)
             assert await keys_of(coordinator) == [b"a"]
-            await trio.sleep(1.5)
+            await trio.sleep(0 if kind.is_shared else 1.5)
             assert await keys_of(coordinator) == [b"a"]
-            await trio.sleep(3)
+            await trio.sleep(6 if kind.is_shared else 3)
             assert await keys_of(coordinator) == []
 
     run(scenario)
@@ -343,7 +347,9 @@ def test_a_lease_has_as_many_keys_as_are_removed_at_once_and_no_more(opened: Ope
 
 
 @pytest.mark.parametrize("seed", SCHEDULES)
-def test_a_lease_kept_alive_at_its_last_moment_keeps_all_its_keys_or_none(opened: Opened, seed: int) -> None:
+def test_a_lease_kept_alive_at_its_last_moment_keeps_all_its_keys_or_none(
+    opened: Opened, kind: CoordinatorKind, seed: int
+) -> None:
     async def scenario() -> None:
         async with opened() as coordinator:
             for late_ms in (0, 100, 250, 500, 501, 750, 1000):
@@ -352,7 +358,7 @@ def test_a_lease_kept_alive_at_its_last_moment_keeps_all_its_keys_or_none(opened
                 await trio.sleep(2 + late_ms / 1000)
                 is_kept = await coordinator.keep_alive(lease)
                 assert await keys_of(coordinator) == ([b"a", b"b"] if is_kept else [])
-                await trio.sleep(1.5)
+                await trio.sleep(0.5 if kind.is_shared else 1.5)
                 assert await keys_of(coordinator) == ([b"a", b"b"] if is_kept else [])
                 await coordinator.revoke(lease)
 
