@@ -134,7 +134,7 @@ def test_a_wrong_user_is_refused_and_a_token_that_is_not_known_any_more_is_renew
 
 
 def test_certificates_are_checked_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_link, "ETCD_CALL_S", 1.0)
+    monkeypatch.setattr(etcd_link, "ETCD_CALL_S", 0.4)
     files = {name: tmp_path / name for name in ("server.pem", "server.key", "client.pem", "client.key")}
     (tmp_path / "other").mkdir()
     authority, other = Authority(tmp_path), Authority(tmp_path / "other")

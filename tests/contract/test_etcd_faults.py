@@ -225,12 +225,32 @@ def test_a_transaction_whose_lease_ended_behind_a_lost_answer_is_found_or_refuse
 def test_a_session_that_ended_is_replaced_and_its_transactions_go_on(suite_etcd: Path) -> None:
     async def scenario() -> None:
         async with behind(suite_etcd) as rig:
+
+            async def change(key: bytes) -> None:
+                for _ in range(2):
+                    assert (await rig.coordinator.transact([IsAbsent(key)], [Put(key, b"")])).succeeded
+                    assert (await rig.coordinator.transact([], [Delete(key)])).succeeded
+
             await put(rig.coordinator, b"a", b"1")
-            for turn in range(3):
+            for _ in range(3):
                 for line in etcdctl([rig.url], "lease", "list").splitlines()[1:]:
                     await rig.beside.revoke(LeaseId(int(line, 16)))
-                assert (await rig.coordinator.transact([IsAbsent(b"b")], [Put(b"b", b"%d" % turn)])).succeeded
-                assert (await rig.coordinator.transact([], [Delete(b"b")])).succeeded
+                async with trio.open_nursery() as nursery:  # slots that were in use, and new ones
+                    for number in range(4):
+                        nursery.start_soon(change, b"%d" % number)
+
+    trio.run(scenario)
+
+
+def test_markers_end_with_the_process_that_put_them(suite_etcd: Path) -> None:
+    async def scenario() -> None:
+        url = (suite_etcd / URL_FILE).read_text()
+        place = "get", "--prefix", "--keys-only", "/lake/markers/"
+        async with open_etcd_coordinator(EtcdAccess((url,)), "markers") as coordinator:
+            for number in range(5):
+                await put(coordinator, b"a", b"%d" % number)
+            assert etcdctl([url], *place).count("/lake/markers/sent/") == 1, "one after the other: one slot"
+        assert etcdctl([url], *place).split() == ["/lake/markers/keys/a"]
 
     trio.run(scenario)
 
