@@ -252,10 +252,10 @@ SPACE_NAME_BYTES_MAX: Final = 200
 COORDINATOR_KEY_BYTES_MAX: Final = 256
 COORDINATOR_VALUE_BYTES_MAX: Final = MIB
 """Longest value: a table of 16,384 rows of 16 bytes takes a quarter."""
-COORDINATOR_OPERATIONS_MAX: Final = 128
-"""Comparisons of a transaction, and operations of each branch."""
+COORDINATOR_OPERATIONS_MAX: Final = 120
+"""Comparisons of a transaction, and operations of each branch: etcd does 128, and two or three more mark it as done."""
 COORDINATOR_TRANSACTION_BYTES_MAX: Final = MIB + 256 * KIB
-"""Keys and values of a transaction; 256 KiB of 1.5 MiB remain for its framing: 3 x 128 x 680 bytes."""
+"""Keys and values of a transaction; 256 KiB of 1.5 MiB remain for its framing: 3 x 120 x 720 bytes."""
 COORDINATOR_PAGE_MAX: Final = 1000
 COORDINATOR_PAGE_BYTES_MAX: Final = 2 * MIB
 """A page ends when its keys and values have reached this: it holds 3 MiB at most, and fits in a frame."""
@@ -264,7 +264,7 @@ COORDINATOR_KEY_COST_BYTES: Final = 128
 COORDINATOR_BYTES_MAX: Final = 64 * MIB
 """All keys and values.  4 tables of 256 KiB, 16,384 dirty partitions and 3,072 members of 2 KiB each take 10 MiB."""
 COORDINATOR_HISTORY_COUNT: Final = 8192
-"""Revisions held for watches that are behind, and each of their changes counts: 64 notes of 128 partitions."""
+"""Revisions held for watches that are behind, and each of their changes counts: 64 notes of 120 partitions."""
 COORDINATOR_HISTORY_BYTES: Final = 16 * MIB
 """The same in bytes: 64 tables of 256 KiB."""
 COORDINATOR_WATCHES_MAX: Final = 16_384
@@ -273,12 +273,10 @@ COORDINATOR_LEASES_MAX: Final = 8192
 """A lease for each member and head, twice; about 500 bytes each: 4 MiB."""
 COORDINATOR_LEASE_KEYS_MAX: Final = 128
 """Keys of one lease, which are removed in one transaction."""
-COORDINATOR_LEASE_S_MIN: Final = 2
-"""The least that etcd grants."""
+COORDINATOR_LEASE_S_MIN: Final = 2  # the least that etcd grants
 COORDINATOR_LEASE_S_MAX: Final = 86_400
 COORDINATOR_SEEN_BYTES_MAX: Final = 2 * MIB
-"""Keys and values of the entries that a transaction's comparisons saw; it fits in a frame with their framing, 128 x 300
-bytes.  Values behind it are left out."""
+"""Keys and values that comparisons saw; a frame holds 120 x 300 bytes with them.  Values behind it are left out."""
 COORDINATOR_WATCH_S_MAX: Final = 60.0
 """One request of a watch waits so long: a process that watches asks once or twice a minute while nothing changes."""
 NAMES_CONNECT_S: Final = 4.0
@@ -390,6 +388,7 @@ LISTEN_BACKLOG: Final = 1024
 # WRITE_FILES_WINDOW   2 MiB   8 MiB   4  batches of small files to write; two for each thread
 # MARKS_WINDOW       132 KiB 264 KiB   2  requests to mark chunks at one member; it marks one while the other is sent
 # COPY_WINDOW          4 KiB 128 KiB  32  requests to copy names; half of those that are served for one connection
+# ETCD_IN_FLIGHT       2 MiB 128 MiB  64  transactions of a process at etcd, with what they saw; others wait for them
 # BOUNCE_BUFFERS       4 MiB  60 MiB  15  registered buffers of an engine; locked memory, beside the DRAM tier's
 # BOUNCES_PER_LINK     4 MiB   8 MiB   2  such buffers of one connection; one is filled while the other is moved
 # CLIENT_BOUNCES       4 MiB   8 MiB   2  registered buffers of a client; one is filled while the other is checked
@@ -426,6 +425,7 @@ BOUNCES_PER_LINK: Final = 8 * MIB // CHUNK_BYTES
 CLIENT_BOUNCES: Final = 8 * MIB // CHUNK_BYTES
 CLIENT_LANDINGS: Final = 8 * MIB // CHUNK_BYTES
 MARKS_WINDOW: Final = 2
+ETCD_IN_FLIGHT: Final = 128 * MIB // COORDINATOR_SEEN_BYTES_MAX
 COPY_WINDOW: Final = INFLIGHT_PER_CONNECTION // 2
 READ_AHEAD_BYTES_MAX: Final = FETCH_WINDOW * FETCH_GROUP_BYTES + READ_AHEAD_WINDOW_BYTES_MAX
 """Bytes waiting to be read ahead for one client: the groups in flight, and one reader's window, 128 MiB."""

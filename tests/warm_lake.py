@@ -45,8 +45,8 @@ _REQUEST_BYTES: Final = 1 << 17
 _STREAMS_MAX: Final = 4
 """Descriptors of a request: the standard streams, and a member's socket to its parent."""
 _PACKAGES: Final = ("lakefs", "engine", "fuse", "gateway", "cli")
-_OF_HOSTS: Final = ("lakefs.plugins.kv.vllm_tier",)
-"""Plug-ins that only their host can import."""
+_LEFT_OUT: Final = ("lakefs.plugins.kv.vllm_tier", "engine.etcd.")
+"""A plug-in that only its host can import, and the client of etcd: gRPC is not made for a process that forks."""
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -207,7 +207,7 @@ def _import_all(*, small: bool) -> None:
     """Import what commands need; with `small`, nothing that reads the environment or the engine's state."""
     for package in map(importlib.import_module, ("lakefs", "gateway") if small else _PACKAGES):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if module.name not in _OF_HOSTS:
+            if not module.name.startswith(_LEFT_OUT):
                 importlib.import_module(module.name)
     for name in ("cli.main", "fuse", "pyfuse3", "lmdb", "prometheus_client", "cli.terminal.systemd_notify"):
         importlib.import_module(name)

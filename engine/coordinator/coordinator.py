@@ -1,21 +1,24 @@
 """The port `Coordinator`: a few small keys on which all processes of a cluster agree.
 
 It has only operations that etcd has (Range, Txn with comparisons, Watch, Lease, Compact), so that etcd can stand behind
-it.  Today it is a table of the names (`engine.coordinator.names_coordinator`).  The suite of every implementation is
-`tests/contract/test_coordinator.py`.
+it (`engine.etcd.etcd_coordinator`).  A lake's own is a table of the names (`engine.coordinator.names_coordinator`).
+The suite of every implementation is `tests/contract/test_coordinator.py`.
 
 Duties of an implementation:
-- *Order.*  Transactions are serial.  Each that changes a key has a revision, one more than the last.  Reads and
-  transactions are linearizable: they see every transaction that was answered before they began.
+- *Order.*  Transactions are serial.  Each that changes a key has a revision, larger than the last.  One that changes
+  nothing may have one, too, and so may others who share the server: revisions may have gaps.  Reads and transactions
+  are linearizable: they see every transaction that was answered before they began.
 - *Durable.*  A transaction, and all that an answer was read from, is durable before the answer.
 - *Refused is an answer.*  A comparison that fails, and a lease that has ended, are results.  The errors are
   InvalidArgument and RequestTooLarge for arguments outside the bounds (`lakefs.limits`), StoreFull and EngineBusy for
   bounds of the whole, and EngineUnreachable when the coordinator has ended or cannot be asked.  After EngineUnreachable
-  a transaction has been done whole, or not at all.
+  a transaction has been done whole, or not at all; one that is still under way to a server that cannot be asked may
+  also be done a while later.
 - *Cancelled.*  Each call is a checkpoint before it does anything.  A call that is cancelled later has been done whole,
-  or not at all; a watch that is cancelled has taken no event.
+  or not at all, as after EngineUnreachable; a watch that is cancelled has taken no event.
 - *Bounded.*  Past changes are held for a while.  A watch that needs one that is not held any more ends with `ReadAnew`;
-  one that nobody waits for may also end so when others were forgotten in the meantime.
+  one that nobody waits for may also end so when others were forgotten in the meantime.  What is under way to a watch
+  is still held.
 
 It does not know what the keys mean: `engine.coordinator.records` does.
 """
@@ -114,7 +117,8 @@ class Outcome(Enum):
 class Transacted(msgspec.Struct, frozen=True):
     """The answer of `transact`.
 
-    `revision` is the transaction's, or the last one before it if it changed nothing.  `seen` has the entry of each
+    `revision` is the transaction's; if it changed nothing, one as of which `seen` holds: between the last change of a
+    key of the coordinator before it and the next.  `seen` has the entry of each
     comparison, in order, as the transaction found it, None if absent: it shows which one failed and why.  Values behind
     the first COORDINATOR_SEEN_BYTES_MAX bytes of keys and values are left out, as b"".
     """
@@ -155,7 +159,7 @@ class Watch(Protocol):
 
     @property
     def resumes_at(self) -> Revision:
-        """The revision from which another watch of the range would return what this one returns from here on."""
+        """A revision from which another watch of the range would return what this one returns from here on."""
         ...
 
     def __aiter__(self) -> Watch: ...
@@ -207,9 +211,10 @@ class Coordinator(Protocol):
     async def lease(self, ttl_s: int) -> LeaseId:
         """Grant a lease, which ends unless it is kept alive every `ttl_s` seconds; its keys are removed with it.
 
-        COORDINATOR_LEASE_S_MIN to COORDINATOR_LEASE_S_MAX seconds; at most COORDINATOR_LEASE_KEYS_MAX keys.  A lease
-        may last longer: after a restart of the coordinator all run for their whole time again.  A holder therefore
-        counts by itself, from the moment at which it sent `lease` or `keep_alive`.
+        COORDINATOR_LEASE_S_MIN to COORDINATOR_LEASE_S_MAX seconds.  It takes COORDINATOR_LEASE_KEYS_MAX keys; an
+        implementation may refuse more (`transact` raises RequestTooLarge).  A lease may last longer: after a restart of
+        the coordinator all run for their whole time again.  A holder therefore counts by itself, from the moment at
+        which it sent `lease` or `keep_alive`.
         EngineBusy if there are too many.  Cancelled while it waits, a lease may exist, and ends after `ttl_s`.
         """
         ...

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests.contract.coordinators import URL_FILE, CoordinatorKind
 from tests.contract.engines import KINDS, Kind, every
 from tests.fabric_rig import SERVED, Run, run_at
 
 _HERE: Final = Path(__file__).parent
+_LONG_AT_ETCD: Final = (
+    "test_a_lease_that_is_kept_alive_lasts_and_ends_when_its_holder_vanishes",
+    "test_a_key_ends_with_the_last_lease_that_it_was_put_with",
+    "test_a_lease_kept_alive_at_its_last_moment_keeps_all_its_keys_or_none",
+)
+"""Tests of leases that wait for 10 to 30 s, where time does not jump."""
 _OF_REQUESTS: Final = ("test_requests_", "test_loads_left_behind")
 """Suites of what the engine does with single requests, whoever sends them."""
 
@@ -28,8 +36,40 @@ def run(request: pytest.FixtureRequest) -> Run:
     return partial(run_at, SERVED[request.param])
 
 
+@pytest.fixture(scope="session")
+def suite_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the address of an etcd of one node, which all tests of this process share."""
+    from tests.etcd_rig import running_etcd
+
+    folder = tmp_path_factory.mktemp("etcd")
+    with running_etcd(folder / "node") as cluster:
+        (folder / URL_FILE).write_text(cluster.urls[0])
+        yield folder
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what takes long and shows nothing more.
+
+    An etcd runs in real time and by no seed: one order of tasks is enough, and tests that wait long are thorough.
+    """
+    items[:] = [item for item in items if not _is_repeated_at_etcd(item)]
+    _mark_fewer_clients(items)
+
+
+def _is_repeated_at_etcd(item: pytest.Item) -> bool:
+    """Return True for another seed of a test at an etcd; mark those that wait long."""
+    if item.path.parent != _HERE or not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+        return False
+    values = item.callspec.params.values()
+    if not any(isinstance(value, CoordinatorKind) and value.is_shared for value in values):
+        return False
+    if item.originalname in _LONG_AT_ETCD:
+        item.add_marker(pytest.mark.thorough)
+    return bool(item.callspec.params.get("seed"))
+
+
+def _mark_fewer_clients(items: list[pytest.Item]) -> None:
     """Leave blocking clients out of `make test` where only the engine is tried, and at heads where RDMA is.
 
     The code of their own sends a request and takes in its answer: `test_engine_client` and the suites of the lake.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+import pytest
 import trio
+from trio.testing import MockClock
 
 from engine.coordinator.coordinator import END, NO_LEASE, Changes, Coordinator, Entry, Put, ReadAnew, Watch
 from engine.coordinator.coordinator_requests import coordinator_group
@@ -28,6 +32,7 @@ from lakefs.ports import Disk, Listener, Network, Offload
 from lakefs.transport.streams import TrioNetwork
 from tests.memory_coordinator import HISTORY, memory_coordinator
 from tests.names_rig import names_store as names_store_of_a_lake
+from tests.rebased_coordinator import RebasedCoordinator
 from tests.sim.world.clock import SimClock
 from tests.sim.world.disk import SimDisk
 from tests.sim.world.network import SimulatedNetwork
@@ -36,15 +41,29 @@ from tests.unit.support.metadata_rig import opened
 SCHEDULES: Final = range(6)
 """Seeds of the order of tasks, for what many of them do at once."""
 TOKEN: Final = "token of the lake"
+URL_FILE: Final = "url"
+"""In the folder of the etcd that the tests of a session share."""
+Opened = partial[AbstractAsyncContextManager[Coordinator]]
+_lakes: Final = itertools.count()
 short_history: Final = partial(History, count_max=HISTORY)
 
 
 @dataclass(frozen=True)
 class CoordinatorKind:
-    """An implementation: its name, and a call that opens a new coordinator in an empty folder."""
+    """An implementation: its name, and a call that opens a new coordinator in an empty folder.
+
+    `is_shared`: its server has other users, and runs in real time.  So a transaction that changes nothing may have a
+    revision, a lease may have more keys, and an event arrives a little after the answer.
+    """
 
     name: str
     opened: Callable[[Path], AbstractAsyncContextManager[Coordinator]]
+    is_shared: bool = False
+
+    @property
+    def quiet_s(self) -> float:
+        """Time after which nothing more arrives: any time on a clock that jumps."""
+        return 0.3 if self.is_shared else 100
 
 
 @asynccontextmanager
@@ -110,6 +129,37 @@ async def _over_simulated_network(_: Path) -> AsyncIterator[Coordinator]:
 
 
 @asynccontextmanager
+async def _on_etcd(folder: Path) -> AsyncIterator[Coordinator]:
+    """Yield a new lake's coordinator, with revisions from 1 on, and a history as short as the others'."""
+    from engine.etcd.etcd_coordinator import open_etcd_coordinator
+    from engine.etcd.etcd_link import EtcdAccess
+    from tests.etcd_rig import compact
+
+    url = (folder / URL_FILE).read_text()
+    with in_real_time():
+        async with open_etcd_coordinator(EtcdAccess((url,)), f"suite-{next(_lakes)}") as coordinator:
+            yield RebasedCoordinator(
+                coordinator, (await coordinator.get(b"a")).revision, HISTORY, partial(compact, url)
+            )
+
+
+@contextmanager
+def in_real_time() -> Iterator[None]:
+    """Let the clock of a test go on by itself, instead of jumping: a server outside knows nothing of it."""
+    clock = trio.lowlevel.current_clock()
+    if not isinstance(clock, MockClock):
+        yield
+        return
+    jumps, clock.autojump_threshold = clock.autojump_threshold, math.inf
+    clock.rate = 1.0
+    try:
+        yield
+    finally:
+        clock.rate = 0.0
+        clock.autojump_threshold = jumps
+
+
+@asynccontextmanager
 async def _over_tcp(_: Path) -> AsyncIterator[Coordinator]:
     async with _remote(TrioNetwork(), "tcp://127.0.0.1:0") as coordinator:
         yield coordinator
@@ -121,7 +171,13 @@ KINDS: Final = (
     CoordinatorKind("names-local", _on_local_disk),
     CoordinatorKind("remote", _over_simulated_network),
     CoordinatorKind("remote-tcp", _over_tcp),
+    CoordinatorKind("etcd", _on_etcd, is_shared=True),
 )
+
+
+def opened_by(request: pytest.FixtureRequest, kind: CoordinatorKind, folder: Path) -> Opened:
+    """Return a call that opens a new coordinator; of an etcd that all tests of the session share."""
+    return partial(kind.opened, request.getfixturevalue("suite_etcd") if kind.is_shared else folder)
 
 
 async def put(coordinator: Coordinator, key: bytes, value: bytes = b"v", lease: LeaseId = NO_LEASE) -> Revision:

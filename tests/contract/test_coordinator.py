@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from lakefs.limits import (
     COORDINATOR_VALUE_BYTES_MAX,
     MIB,
 )
-from tests.contract.coordinators import KINDS, SCHEDULES, CoordinatorKind, entry_of, keys_of, put
+from tests.contract.coordinators import KINDS, SCHEDULES, CoordinatorKind, Opened, entry_of, keys_of, opened_by, put
 from tests.unit.support.metadata_rig import run
 
 LONG_KEY = b"k" * (COORDINATOR_KEY_BYTES_MAX + 1)
@@ -47,12 +46,9 @@ def kind(request: pytest.FixtureRequest) -> CoordinatorKind:
 
 
 @pytest.fixture
-def opened(kind: CoordinatorKind, tmp_path: Path) -> partial[AbstractAsyncContextManager[Coordinator]]:
+def opened(request: pytest.FixtureRequest, kind: CoordinatorKind, tmp_path: Path) -> Opened:
     """Open a new coordinator: `async with opened() as coordinator`."""
-    return partial(kind.opened, tmp_path)
-
-
-Opened = partial[AbstractAsyncContextManager[Coordinator]]
+    return opened_by(request, kind, tmp_path)
 
 
 def test_a_key_is_read_with_the_revision_that_wrote_it_until_it_is_removed(opened: Opened) -> None:
@@ -73,17 +69,20 @@ def test_a_key_is_read_with_the_revision_that_wrote_it_until_it_is_removed(opene
     run(scenario)
 
 
-def test_a_revision_grows_only_with_a_transaction_that_changes_a_key_and_by_one(opened: Opened) -> None:
+def test_a_revision_grows_only_with_a_transaction_that_changes_a_key_and_by_one(
+    opened: Opened, kind: CoordinatorKind
+) -> None:
     async def scenario() -> None:
         async with opened() as coordinator:
             done = await coordinator.transact([], [Put(b"a", b"1"), Put(b"b", b"1"), Delete(b"c")])
             assert done.revision == 1
-            assert (await coordinator.transact([], [Delete(b"c")])).revision == 1
-            assert (await coordinator.transact([IsAbsent(b"a")], [Put(b"a", b"2")])).revision == 1
-            assert (await coordinator.transact([], [])).revision == 1
+            last = (await coordinator.transact([], [Delete(b"c")])).revision
+            assert last == 1 + kind.is_shared
+            assert (await coordinator.transact([IsAbsent(b"a")], [Put(b"a", b"2")])).revision == last
+            assert (await coordinator.transact([], [])).revision == last
             await coordinator.lease(10)
-            assert (await coordinator.transact([], [Put(b"a", b"1")])).revision == 2
-            assert {(await entry_of(coordinator, key)).revision for key in (b"a", b"b")} == {2, 1}
+            assert (await coordinator.transact([], [Put(b"a", b"1")])).revision == last + 1
+            assert {(await entry_of(coordinator, key)).revision for key in (b"a", b"b")} == {last + 1, 1}
 
     run(scenario)
 
@@ -216,6 +215,7 @@ def test_a_cancelled_transaction_was_done_whole_or_not_at_all(opened: Opened, se
 
     async def scenario() -> None:
         async with opened() as coordinator:
+            await put(coordinator, b"other")
             outcomes = set()
             for number in range(20):
                 scope, answers = trio.CancelScope(), list[Revision]()
@@ -291,9 +291,15 @@ REFUSED: dict[str, tuple[list[Compare], list[Operation], list[Operation], type[E
     "a long value compared": ([HasValue(b"a", bytes(MIB + 1))], [], [], InvalidArgument, "at most 1048576 bytes"),
     "revision 0": ([HasRevision(b"a", Revision(0))], [], [], InvalidArgument, "IsAbsent"),
     "a key twice": ([], [Put(b"a", b""), Delete(b"a")], [], InvalidArgument, "each key once"),
-    "too many puts": ([], [*TOO_MANY], [], RequestTooLarge, "128"),
-    "too many in the other branch": ([], [], [*TOO_MANY], RequestTooLarge, "128"),
-    "too many comparisons": ([IsAbsent(put.key) for put in TOO_MANY], [], [], RequestTooLarge, "128"),
+    "too many puts": ([], [*TOO_MANY], [], RequestTooLarge, f"at most {COORDINATOR_OPERATIONS_MAX}"),
+    "too many in the other branch": ([], [], [*TOO_MANY], RequestTooLarge, f"at most {COORDINATOR_OPERATIONS_MAX}"),
+    "too many comparisons": (
+        [IsAbsent(put.key) for put in TOO_MANY],
+        [],
+        [],
+        RequestTooLarge,
+        f"at most {COORDINATOR_OPERATIONS_MAX}",
+    ),
     "too many bytes": ([], [Put(b"a", bytes(MIB))], [Put(b"b", bytes(MIB // 2))], RequestTooLarge, "split it"),
 }
 
@@ -317,7 +323,9 @@ def test_a_transaction_at_the_bounds_is_done(opened: Opened) -> None:
     async def scenario() -> None:
         async with opened() as coordinator:
             key = b"k" * COORDINATOR_KEY_BYTES_MAX
-            done = await coordinator.transact([], [Put(key, bytes(COORDINATOR_VALUE_BYTES_MAX)), *TOO_MANY[:127]])
+            done = await coordinator.transact(
+                [], [Put(key, bytes(COORDINATOR_VALUE_BYTES_MAX)), *TOO_MANY[: COORDINATOR_OPERATIONS_MAX - 1]]
+            )
             assert done.succeeded
             assert len((await entry_of(coordinator, key)).value) == COORDINATOR_VALUE_BYTES_MAX
             page = await coordinator.range(b"\0", END, limit=COORDINATOR_PAGE_MAX)
@@ -390,7 +398,7 @@ def test_each_call_is_a_checkpoint_before_it_does_anything(opened: Opened) -> No
     run(scenario)
 
 
-def test_after_its_end_a_coordinator_cannot_be_reached_and_watches_end(opened: Opened) -> None:
+def test_after_its_end_a_coordinator_cannot_be_reached_and_watches_end(opened: Opened, kind: CoordinatorKind) -> None:
     async def scenario() -> None:
         seen: list[object] = []
 
@@ -405,6 +413,8 @@ def test_after_its_end_a_coordinator_cannot_be_reached_and_watches_end(opened: O
             async with opened() as coordinator:
                 await nursery.start(follow, coordinator)
                 await put(coordinator, b"a")
+                if kind.is_shared:
+                    await trio.sleep(kind.quiet_s)
             for call in (
                 partial(coordinator.get, b"a"),
                 partial(coordinator.range, b"a", b"b", limit=1),

@@ -1,0 +1,26 @@
+"""Bounds of the client of etcd, with the arithmetic beside them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lakefs.limits import MIB
+
+ETCD_TRY_S: Final = 2.0
+"""Time that one endpoint of etcd has for an answer before the next one is asked; twice that for the next try."""
+ETCD_CALL_S: Final = 8.0
+"""Time for all tries of a call: etcd has another leader after 1 to 3 s, and the first tries take 2 and 4 s."""
+ETCD_CANCEL_S: Final = 0.5
+"""Time that a cancelled call waits for the answer to what was sent: a transaction takes 2 to 40 ms."""
+ETCD_PAUSE_S: Final = 0.1
+"""Pause behind an endpoint that refused at once: 80 tries a call."""
+ETCD_ANSWER_BYTES_MAX: Final = 128 * MIB
+"""Longest answer: all keys of a lake (COORDINATOR_BYTES_MAX) with their framing take less."""
+ETCD_LAKE_NAME_BYTES_MAX: Final = 64
+"""Name of a lake, which each key begins with: 4 x 120 keys of a transaction take 30 KiB for it."""
+ETCD_SLOTS_ABANDONED_MAX: Final = 64
+"""Markers whose transactions had no clear end, before a session is replaced: with those in flight 128 small keys."""
+ETCD_SESSION_S: Final = 60
+"""A session's lease: its markers are removed so long after its process vanished.  Longer than ETCD_CALL_S."""
+ETCD_WATCH_QUEUE: Final = 16
+"""Revisions that a watch holds for a slow consumer; etcd holds the others."""

@@ -1,0 +1,275 @@
+"""`EtcdLink`: calls of one process to an etcd of several endpoints.
+
+    answer = await link.ask(RANGE, request)             a request that may be repeated
+    answer, is_repeat = await link.ask_each(TXN, make)  one whose repeats differ: make(is_repeat) for each try
+
+Rules kept here:
+- One endpoint is in use.  When it is away, silent or without a leader, the next one is, for calls and watches; after
+  the last one the first is tried again, until ETCD_CALL_S have passed since the call began: EngineUnreachable.
+- A try waits ETCD_TRY_S, the next one twice as long: a request that takes long is not repeated for ever.
+- Only a status that says that nothing was done (`Status.is_open` is False) ends a call as its answer.
+- A call that is cancelled waits ETCD_CANCEL_S for the answer of a request that is under way, so that a request that
+  etcd will do is done, nearly always, when the call returns.
+- Password and token are in no message and no log.
+
+Callbacks of gRPC run in its own threads; they only wake the loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import grpc
+import structlog
+import trio
+
+from engine.etcd import etcd_messages as e
+from engine.etcd.etcd_bounds import ETCD_ANSWER_BYTES_MAX, ETCD_CALL_S, ETCD_CANCEL_S, ETCD_PAUSE_S, ETCD_TRY_S
+from engine.etcd.etcd_status import Status, error_of, status_of
+from lakefs.errors import ConfigError, EngineUnreachable
+
+_log: Final = structlog.get_logger(__name__)
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", ETCD_ANSWER_BYTES_MAX),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # etcd ends connections that ping more often than every 5 s.
+    ("grpc.keepalive_time_ms", 6000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+_NEEDS_LEADER: Final = ("hasleader", "true")
+_TOKENS_MAX: Final = 3
+"""Tokens tried for one call: each may be refused because users were changed in the meantime."""
+
+
+class Method(NamedTuple):
+    """A method of etcd, and the class of its answers."""
+
+    path: str
+    answer: Any
+
+
+RANGE: Final = Method("/etcdserverpb.KV/Range", e.RangeResponse)
+TXN: Final = Method("/etcdserverpb.KV/Txn", e.TxnResponse)
+WATCH: Final = Method("/etcdserverpb.Watch/Watch", e.WatchResponse)
+GRANT: Final = Method("/etcdserverpb.Lease/LeaseGrant", e.GrantResponse)
+REVOKE: Final = Method("/etcdserverpb.Lease/LeaseRevoke", e.RevokeResponse)
+KEEP_ALIVE: Final = Method("/etcdserverpb.Lease/LeaseKeepAlive", e.KeepAliveResponse)
+_AUTHENTICATE: Final = Method("/etcdserverpb.Auth/Authenticate", e.AuthenticateResponse)
+
+
+@dataclass(frozen=True)
+class EtcdAccess:
+    """Where an etcd is, and what it asks for.
+
+    `endpoints` are URLs, `http://HOST:PORT` or `https://HOST:PORT`, in the order in which they are tried.  PEM texts:
+    `ca` (None: the system's), `certificate` and `key` of this client.
+    """
+
+    endpoints: tuple[str, ...]
+    ca: bytes | None = None
+    certificate: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+
+class Endpoint:
+    """One endpoint, with its connection, and the streams that are open there."""
+
+    def __init__(self, url: str, access: EtcdAccess) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc or "@" in parts.netloc:
+            raise ConfigError("an endpoint of etcd is a URL, http://HOST:PORT or https://HOST:PORT", subject=url)
+        self.address: Final = parts.netloc
+        self.streams: Final[dict[Any, None]] = {}
+        """Calls of `open_stream`; they are cancelled when the endpoint is silent."""
+        if parts.scheme == "https":
+            credentials = grpc.ssl_channel_credentials(access.ca, access.key, access.certificate)
+            self.channel = grpc.secure_channel(self.address, credentials, options=_OPTIONS)
+        else:
+            self.channel = grpc.insecure_channel(self.address, options=_OPTIONS)
+        self._senders: dict[Method, Any] = {}
+
+    def sender(self, method: Method) -> Any:
+        """Return the callable of gRPC for a method with one answer; making one takes as long as a call."""
+        if method not in self._senders:
+            self._senders[method] = self.channel.unary_unary(
+                method.path, request_serializer=_serialized, response_deserializer=method.answer.FromString
+            )
+        return self._senders[method]
+
+
+class EtcdLink:
+    """Connections to one etcd.  Used on the loop; `close` it at the end."""
+
+    def __init__(self, access: EtcdAccess) -> None:
+        if not access.endpoints:
+            raise ConfigError("an etcd has an endpoint")
+        self._access = access
+        self._endpoints = [Endpoint(url, access) for url in access.endpoints]
+        self._used = 0
+        self._token = ""
+        self._closed = False
+        self._under_way: set[trio.Event] = set()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The endpoint in use."""
+        return self._endpoints[self._used]
+
+    def close(self) -> None:
+        """End all calls and streams, and those to come, with EngineUnreachable."""
+        self._closed = True
+        for done in self._under_way:
+            done.set()
+        for endpoint in self._endpoints:
+            endpoint.channel.close()
+
+    def check_open(self) -> None:
+        """Raise EngineUnreachable if the link was closed."""
+        if self._closed:
+            raise EngineUnreachable("the coordinator was closed")
+
+    def leave(self, endpoint: Endpoint, status: Status) -> None:
+        """Use the next endpoint, if this one is still in use; its streams move too if it is silent."""
+        if endpoint is self.endpoint and len(self._endpoints) > 1 and not self._closed:
+            self._used = (self._used + 1) % len(self._endpoints)
+            _log.info("another endpoint of etcd is used", endpoint=self.endpoint.address, left=endpoint.address)
+        if status.is_silence:
+            for stream in list(endpoint.streams):
+                stream.cancel()
+
+    # --- calls -------------------------------------------------------------------------------------------
+
+    async def ask(self, method: Method, request: e.Message) -> e.Message | Status:
+        """Return the answer to a request that may be repeated, or the status that refused it."""
+        answer, _ = await self.ask_each(method, lambda _: request)
+        return answer
+
+    async def ask_each(
+        self, method: Method, make: Callable[[bool], e.Message], *, is_repeat: bool = False
+    ) -> tuple[e.Message | Status, bool]:
+        """Return the answer, or the status that refused the last try, and True if an earlier one may have been done.
+
+        `make` returns the request of a try, from True if an earlier one may have been done, or may yet be.
+        EngineUnreachable when no endpoint answered in time; then any of the tries may have been done, or may yet be.
+        """
+        until = trio.current_time() + ETCD_CALL_S
+        tokens = 0
+        for try_s in _tries_s():
+            endpoint = self.endpoint
+            answer = await self._ask_once(endpoint, method, make(is_repeat), min(try_s, until - trio.current_time()))
+            if isinstance(answer, Status) and answer.is_token_refused and self._access.user and tokens < _TOKENS_MAX:
+                tokens += 1
+                self._token = ""
+                continue
+            if not isinstance(answer, Status) or not answer.is_open:
+                return answer, is_repeat
+            is_repeat = True
+            self.leave(endpoint, answer)
+            if not answer.is_silence:
+                await trio.sleep(ETCD_PAUSE_S)
+            if trio.current_time() >= until:
+                raise error_of(answer, endpoint.address)
+        raise AssertionError("tries do not end")
+
+    async def _ask_once(
+        self, endpoint: Endpoint, method: Method, request: e.Message, timeout_s: float
+    ) -> e.Message | Status:
+        """Return the answer of one endpoint, or the status of the call; always a checkpoint before that."""
+        if self._access.user and not self._token:
+            granted = await self._call(
+                endpoint,
+                _AUTHENTICATE,
+                e.AuthenticateRequest(name=self._access.user, password=self._access.password),
+                timeout_s,
+            )
+            if isinstance(granted, Status):
+                return granted
+            self._token = granted.token
+        return await self._call(endpoint, method, request, timeout_s)
+
+    async def _call(
+        self, endpoint: Endpoint, method: Method, request: e.Message, timeout_s: float
+    ) -> e.Message | Status:
+        await trio.lowlevel.checkpoint()
+        self.check_open()
+        done = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+        future = endpoint.sender(method).future(request, timeout=max(0.0, timeout_s), metadata=self.metadata())
+        future.add_done_callback(lambda _: _wake(token, done))
+        self._under_way.add(done)
+        try:
+            await _waited(done)
+        finally:
+            self._under_way.discard(done)
+            future.cancel()
+        self.check_open()
+        try:
+            return future.result(timeout=0)
+        except grpc.RpcError as error:
+            return status_of(error)
+
+    # --- streams -----------------------------------------------------------------------------------------
+
+    def open_stream(self, endpoint: Endpoint, method: Method, request: e.Message) -> Any:
+        """Begin a call with a stream of answers, an iterator that blocks; `end_stream` it."""
+        sends = endpoint.channel.unary_stream(
+            method.path, request_serializer=_serialized, response_deserializer=method.answer.FromString
+        )
+        stream = sends(request, metadata=self.metadata())
+        endpoint.streams[stream] = None
+        return stream
+
+    def end_stream(self, endpoint: Endpoint, stream: Any) -> None:
+        """End a stream; its iterator ends in the thread that reads it."""
+        endpoint.streams.pop(stream, None)
+        stream.cancel()
+
+    def forget_token(self) -> None:
+        """Let the next call ask for another token."""
+        self._token = ""
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return what each request carries."""
+        return (_NEEDS_LEADER, ("token", self._token)) if self._token else (_NEEDS_LEADER,)
+
+
+def _serialized(message: Any) -> bytes:
+    """Return the bytes of a message, in the step in which it is sent."""
+    packed: bytes = message.SerializeToString()
+    return packed
+
+
+def _tries_s() -> Iterator[float]:
+    """Yield how long each try may take."""
+    for exponent in itertools.count():
+        yield ETCD_TRY_S * math.pow(2, min(exponent, 8))
+
+
+async def _waited(done: trio.Event) -> None:
+    """Wait for the end of a call; when that is cancelled, a little longer."""
+    try:
+        await done.wait()
+    except trio.Cancelled:
+        with trio.move_on_after(ETCD_CANCEL_S, shield=True):
+            await done.wait()
+        raise
+
+
+def _wake(token: trio.lowlevel.TrioToken, done: trio.Event) -> None:
+    """Wake the loop from a thread of gRPC's, unless it has ended."""
+    with suppress(trio.RunFinishedError):
+        token.run_sync_soon(done.set)
