@@ -6,7 +6,7 @@
 Rules kept here:
 - One endpoint is in use.  When it is away, silent or without a leader, the next one is, for calls and watches; after
   the last one the first is tried again, until ETCD_CALL_S have passed since the call began: EngineUnreachable.
-- A try waits ETCD_TRY_S, the next one twice as long: a request that takes long is not repeated for ever.
+- A try waits ETCD_TRY_S, and longer from the fourth on: a request that takes long is not repeated for ever.
 - Only a status that says that nothing was done (`Status.is_open` is False) ends a call as its answer.
 - A call that is cancelled waits ETCD_CANCEL_S for the answer of a request that is under way, so that a request that
   etcd will do is done, nearly always, when the call returns.
@@ -30,7 +30,14 @@ import structlog
 import trio
 
 from engine.etcd import etcd_messages as e
-from engine.etcd.etcd_bounds import ETCD_ANSWER_BYTES_MAX, ETCD_CALL_S, ETCD_CANCEL_S, ETCD_PAUSE_S, ETCD_TRY_S
+from engine.etcd.etcd_bounds import (
+    ETCD_ANSWER_BYTES_MAX,
+    ETCD_CALL_S,
+    ETCD_CANCEL_S,
+    ETCD_PAUSE_S,
+    ETCD_QUICK_TRIES,
+    ETCD_TRY_S,
+)
 from engine.etcd.etcd_status import Status, error_of, status_of
 from lakefs.errors import ConfigError, EngineUnreachable
 
@@ -264,8 +271,8 @@ def _serialized(message: Any) -> bytes:
 
 def _tries_s() -> Iterator[float]:
     """Yield how long each try may take."""
-    for exponent in itertools.count():
-        yield ETCD_TRY_S * math.pow(2, min(exponent, 8))
+    for turn in itertools.count(1):
+        yield ETCD_TRY_S * math.pow(2, min(max(0, turn - ETCD_QUICK_TRIES), 8))
 
 
 async def _waited(done: trio.Event) -> None:
