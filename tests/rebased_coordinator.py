@@ -33,6 +33,7 @@ class RebasedCoordinator:
         self._base: Final = base
         self._history = history
         self._compact = compact
+        self._granted: list[LeaseId] = []
 
     async def get(self, key: bytes) -> Found:
         found = await self._other.get(key)
@@ -66,13 +67,20 @@ class RebasedCoordinator:
             yield _RebasedWatch(watch, self)
 
     async def lease(self, ttl_s: int) -> LeaseId:
-        return await self._other.lease(ttl_s)
+        lease = await self._other.lease(ttl_s)
+        self._granted.append(lease)
+        return lease
 
     async def keep_alive(self, lease: LeaseId) -> bool:
         return await self._other.keep_alive(lease)
 
     async def revoke(self, lease: LeaseId) -> None:
         await self._other.revoke(lease)
+
+    async def revoke_all(self) -> None:
+        """End all leases: their keys would be removed later, at a revision of another test's."""
+        for lease in self._granted:
+            await self._other.revoke(lease)
 
     def changes(self, event: Changes) -> Changes:
         changes = (Change(change.key, self._entry(change.entry)) for change in event.changes)

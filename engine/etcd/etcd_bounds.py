@@ -6,14 +6,17 @@ from typing import Final
 
 from lakefs.limits import MIB
 
-ETCD_TRY_S: Final = 2.0
-"""Time that one endpoint of etcd has for an answer before the next one is asked; twice that for the next try."""
-ETCD_CALL_S: Final = 8.0
-"""Time for all tries of a call: etcd has another leader after 1 to 3 s, and the first tries take 2 and 4 s."""
+ETCD_TRY_S: Final = 1.5
+"""Time that one endpoint of etcd has for an answer before the next one is asked.  A follower that is asked while a
+leader is chosen may send the request to the old one, and answer nothing; so the next two have no longer either."""
+ETCD_QUICK_TRIES: Final = 3
+"""Tries that take so long; each later one has twice the time of the one before it, for what takes long itself."""
+ETCD_CALL_S: Final = 10.0
+"""Time for all tries of a call: etcd has another leader after 1 to 3 s, and the first tries take 1.5, 1.5, 1.5, 3 s."""
 ETCD_CANCEL_S: Final = 0.5
 """Time that a cancelled call waits for the answer to what was sent: a transaction takes 2 to 40 ms."""
 ETCD_PAUSE_S: Final = 0.1
-"""Pause behind an endpoint that refused at once: 80 tries a call."""
+"""Pause behind an endpoint that refused at once: 100 tries a call."""
 ETCD_ANSWER_BYTES_MAX: Final = 128 * MIB
 """Longest answer: all keys of a lake (COORDINATOR_BYTES_MAX) with their framing take less."""
 ETCD_LAKE_NAME_BYTES_MAX: Final = 64

@@ -6,12 +6,15 @@
         else                        else_ops, put the marker b"E"
     else                                                            (another try was done)
         read the marker                                             -> which branch, at which revision
+        put a note beside it, if the transaction puts anything
 
 Rules kept here:
 - A branch without operations puts no marker in the first try, so it has no revision.  A repeat puts it always: the
   first try, which may yet arrive, is then not done any more, when a result that it would contradict was returned.
 - A *probe* is a repeat without operations: it finds which branch would be done, and fences off the tries before it.
   Its markers are b"t" and b"e".
+- Etcd looks for room only if one of the outer operations is a put: hence the note.  So a transaction that only removes
+  keys is done when etcd has no room, though it puts a marker.
 - Etcd's bound of 128 operations holds for a transaction with those around it: the outer one has two, the comparisons
   and a branch with its marker up to 121 (COORDINATOR_OPERATIONS_MAX, limits.py).
 
@@ -58,6 +61,10 @@ class EtcdTransaction:
         """True if it changes nothing, whatever its comparisons are."""
         return not self.then_ops and not self.else_ops
 
+    @property
+    def _grows(self) -> bool:
+        return any(isinstance(operation, Put) for operation in (*self.then_ops, *self.else_ops))
+
     def branch(self, is_held: bool) -> Sequence[Operation]:
         """Return the operations of a branch."""
         return self.then_ops if is_held else self.else_ops
@@ -82,6 +89,8 @@ class EtcdTransaction:
         if slot is not None:
             request.compare.add(result=e.EQUAL, target=e.VERSION, key=slot.key, version=slot.version)
             request.failure.add(range=e.RangeRequest(key=slot.key))
+            if not is_probe and self._grows:
+                request.failure.add(put=e.PutRequest(key=slot.key + b"/found", lease=slot.lease))
         return request
 
     def reads_at(self, revision: Revision) -> e.Message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -38,10 +39,25 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 @pytest.fixture(scope="session")
 def suite_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with the address of an etcd of one node, which all tests of this process share."""
+    """A folder with the address of an etcd of one node, which the suites of `Coordinator` share, one after the other.
+
+    Nothing of a test may end later, and so take a revision of another's.
+    """
+    with _an_etcd(tmp_path_factory.mktemp("etcd")) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def faults_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The same for tests that leave leases behind."""
+    with _an_etcd(tmp_path_factory.mktemp("etcd")) as folder:
+        yield folder
+
+
+@contextmanager
+def _an_etcd(folder: Path) -> Iterator[Path]:
     from tests.etcd_rig import running_etcd
 
-    folder = tmp_path_factory.mktemp("etcd")
     with running_etcd(folder / "node") as cluster:
         (folder / URL_FILE).write_text(cluster.urls[0])
         yield folder

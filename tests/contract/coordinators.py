@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 import pytest
 import trio
@@ -131,16 +132,18 @@ async def _over_simulated_network(_: Path) -> AsyncIterator[Coordinator]:
 @asynccontextmanager
 async def _on_etcd(folder: Path) -> AsyncIterator[Coordinator]:
     """Yield a new lake's coordinator, with revisions from 1 on, and a history as short as the others'."""
+    from engine.etcd import etcd_link
     from engine.etcd.etcd_coordinator import open_etcd_coordinator
     from engine.etcd.etcd_link import EtcdAccess
     from tests.etcd_rig import compact
 
     url = (folder / URL_FILE).read_text()
-    with in_real_time():
+    with in_real_time(), mock.patch.multiple(etcd_link, ETCD_TRY_S=30.0, ETCD_CALL_S=60.0):  # a busy disk may take long
         async with open_etcd_coordinator(EtcdAccess((url,)), f"suite-{next(_lakes)}") as coordinator:
-            yield RebasedCoordinator(
-                coordinator, (await coordinator.get(b"a")).revision, HISTORY, partial(compact, url)
-            )
+            begun = (await coordinator.get(b"a")).revision
+            rebased = RebasedCoordinator(coordinator, begun, HISTORY, partial(compact, url))
+            yield rebased
+            await rebased.revoke_all()
 
 
 @contextmanager

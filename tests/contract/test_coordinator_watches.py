@@ -198,12 +198,14 @@ def test_another_watch_from_where_one_has_stopped_misses_nothing_and_repeats_not
                 await put(coordinator, b"ax"[turn % 2 : turn % 2 + 1])
                 await put(coordinator, b"xa"[turn // 4 : turn // 4 + 1])
                 async with coordinator.watch(b"a", b"b", place) as watch:
-                    with trio.move_on_after(kind.quiet_s):
+                    with trio.move_on_after(kind.quiet_s * (100 if turn == 7 else 1)):
                         while True:
                             seen.append((await next_changes(watch)).revision)
                             assert watch.resumes_at > seen[-1]
                             if turn == 5:
                                 break  # others are left for the next
+                            if kind.is_shared and seen[-1] == 16:
+                                break  # no other will come
                     assert watch.resumes_at >= place
                     place = watch.resumes_at
             assert place == 17 or kind.is_shared, "changes of other keys are behind it too"

@@ -7,20 +7,21 @@ from pathlib import Path
 import pytest
 import trio
 
-from engine.coordinator.coordinator import Put
+from engine.coordinator.coordinator import Delete, HasValue, IsAbsent, Put
 from engine.etcd import etcd_link
 from engine.etcd.etcd_coordinator import open_etcd_coordinator
 from engine.etcd.etcd_link import EtcdAccess
-from lakefs.errors import ConfigError, EngineUnreachable, InvalidArgument, PermissionDenied
+from lakefs.errors import ConfigError, EngineUnreachable, InvalidArgument, PermissionDenied, StoreFull
 from lakefs.ids import Revision
+from lakefs.limits import MIB
 from tests.certificates import Authority
 from tests.contract.coordinators import URL_FILE, entry_of, next_changes, put
 from tests.etcd_rig import EtcdCluster, EtcdNode, etcdctl, free_ports, running_etcd
 
 
-def test_endpoints_that_are_dead_from_the_start_are_passed_over(suite_etcd: Path) -> None:
+def test_endpoints_that_are_dead_from_the_start_are_passed_over(faults_etcd: Path) -> None:
     async def scenario() -> None:
-        url = (suite_etcd / URL_FILE).read_text()
+        url = (faults_etcd / URL_FILE).read_text()
         dead = [f"http://127.0.0.1:{port}" for port in free_ports(2)]
         async with open_etcd_coordinator(EtcdAccess((*dead, url)), "dead-ends") as coordinator:
             await coordinator.connect()
@@ -71,9 +72,9 @@ def test_a_name_that_is_no_part_of_a_key_is_refused(name: str) -> None:
     trio.run(scenario)
 
 
-def test_lakes_at_one_etcd_see_nothing_of_each_other(suite_etcd: Path) -> None:
+def test_lakes_at_one_etcd_see_nothing_of_each_other(faults_etcd: Path) -> None:
     async def scenario() -> None:
-        access = EtcdAccess(((suite_etcd / URL_FILE).read_text(),))
+        access = EtcdAccess(((faults_etcd / URL_FILE).read_text(),))
         async with (
             open_etcd_coordinator(access, "neighbour") as one,
             open_etcd_coordinator(access, "neighbour2") as other,
@@ -129,6 +130,27 @@ def test_a_wrong_user_is_refused_and_a_token_that_is_not_known_any_more_is_renew
                     assert "secret" not in str(refused.value)
                     with pytest.raises(EngineUnreachable, match="check the user"):
                         await coordinator.transact([], [Put(b"a", b"")])
+
+        trio.run(scenario)
+
+
+def test_an_etcd_at_its_quota_refuses_what_grows_and_does_what_removes(tmp_path: Path) -> None:
+    options = ("--quota-backend-bytes", str(4 * MIB))
+    with running_etcd(tmp_path / "etcd", options=options) as cluster:
+
+        async def scenario() -> None:
+            async with open_etcd_coordinator(EtcdAccess(cluster.urls), "full") as coordinator:
+                lease = await coordinator.lease(60)
+                with pytest.raises(StoreFull, match="raise its quota"):
+                    for number in range(100):  # etcd counts what it has a little later
+                        await put(coordinator, b"a%d" % number, bytes(MIB))
+                assert (await entry_of(coordinator, b"a0")).value == bytes(MIB)
+                assert await coordinator.keep_alive(lease)
+                for compares in ([], [IsAbsent(b"a0")]):
+                    with pytest.raises(StoreFull):
+                        await coordinator.transact(compares, [Put(b"b", b"")])
+                assert (await coordinator.transact([HasValue(b"a0", bytes(MIB))], [Delete(b"a0")])).succeeded
+                await coordinator.revoke(lease)
 
         trio.run(scenario)
 
