@@ -170,7 +170,8 @@ def test_a_first_start_that_is_interrupted_is_gone_on_with(tmp_path: Path, momen
     while not MOMENTS[moment](tmp_path):
         assert process.poll() is None
         time.sleep(0.002)
-    assert first.interrupt() in (0, 130)
+    by_python = (1, -signal.SIGINT) if moment == "at once" else ()  # the interpreter has not come to `lake` yet
+    assert first.interrupt() in (0, 130, *by_python)
     sockets = {f"{first.socket}.{number}" for number in (1, 2, 3)}
     assert not [pid for pid, words in processes() if sockets & set(words)], "a member outlived the interrupted start"
     with served(tmp_path, folders, *MAKE) as lake_:
