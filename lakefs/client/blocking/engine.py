@@ -39,7 +39,7 @@ _RETRY_S: Final = 0.05
 def _is_refused_at_the_end(ticket: Ticket) -> bool:
     """Return True if an engine that shuts down has refused the request: its goodbye was not yet read as it was sent.
 
-    Nothing of it was done, so any request may be sent again.
+    Nothing of it was done, or it asked for descriptors that did not arrive; so any request may be sent again.
     """
     return ticket.link is not None and ticket.link.draining and isinstance(ticket.error, EngineBusy)
 

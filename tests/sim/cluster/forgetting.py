@@ -28,9 +28,7 @@ class Forgetting:
         """Let a member forget; the event ends when the lake has checked what is left there."""
         lake = self._lake
         found = [place for place in lake.members if place.id is not None and place.is_up and not place.disk.is_dead]
-        found = [place for place in found if not lake.health.hurt.get(place.name)]
-        found = [place for place in found if lake.is_rough or lake.health.may_hurt(place.name)]
-        found = [place for place in found if lake.health.may_lose(place.name)]
+        found = lake.losable(found)
         if not found:
             return
         place = lake.rng.choice(found)

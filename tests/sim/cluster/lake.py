@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -48,6 +48,12 @@ class SimLake:
         found = [place for place in self.members if self.is_rough or self.health.may_hurt(place.name)]
         found = [place for place in found if place.id is not None and place.is_wanted and place not in self.lying]
         return self.rng.choice(found) if found else None
+
+    def losable(self, places: Iterable[MemberPlace]) -> list[MemberPlace]:
+        """Return those of these members that are not hurt, and may be hurt and lost now."""
+        found = [place for place in places if not self.health.hurt.get(place.name)]
+        found = [place for place in found if self.is_rough or self.health.may_hurt(place.name)]
+        return [place for place in found if self.health.may_lose(place.name)]
 
     @property
     def is_all_up(self) -> bool:

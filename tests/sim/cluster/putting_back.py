@@ -31,9 +31,7 @@ class PuttingBack:
         """Take an image of a member's device, and put it back later; ends when the lake has seen that."""
         lake = self._lake
         found = [place for place in lake.members if place.is_up and not place.disk.is_dead and place not in lake.lying]
-        found = [place for place in found if not lake.health.hurt.get(place.name)]
-        found = [place for place in found if lake.is_rough or lake.health.may_hurt(place.name)]
-        found = [place for place in found if lake.health.may_lose(place.name)]
+        found = lake.losable(found)
         if not found:
             return
         place = lake.rng.choice(found)
