@@ -177,6 +177,10 @@ class EngineUnreachable(OperationalError):
     retryable = True
 
 
+class CoordinatorLost(EngineUnreachable):
+    """The coordinator of the lake cannot be asked, or another process leads the names; content can be read on."""
+
+
 class EngineBusy(OperationalError):
     """A limit of the engine is reached; try again."""
 
@@ -344,6 +348,7 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
     ErrorRow(FabricFailed, 46, 69, 503, EIO),
     ErrorRow(StaleEpoch, 47, 75, 503, EBUSY),
     ErrorRow(ClusterDegraded, 48, 69, 503, EIO),
+    ErrorRow(CoordinatorLost, 49, 69, 503, ECONNREFUSED),
     ErrorRow(ChunkDamaged, 64, 1, 500, EIO),
     ErrorRow(IndexDamaged, 65, 1, 500, EIO),
     ErrorRow(JournalDamaged, 66, 1, 500, EIO),

@@ -37,6 +37,10 @@ Revision = NewType("Revision", int)
 """Number of a transaction of a cluster's coordinator that changed a key; the first has 1."""
 LeaseId = NewType("LeaseId", int)
 """Number of a lease of a cluster's coordinator; never reused; 0: no lease."""
+NamesShard = NewType("NamesShard", int)
+"""Number of a part of the names that has a log of its own, from 0."""
+ReplicaId = NewType("ReplicaId", bytes)
+"""Id of a replica of the names; 16 bytes, that of its store."""
 MemberId = NewType("MemberId", bytes)
 """16 random bytes: an engine that keeps shards for a cluster."""
 RingEpoch = NewType("RingEpoch", int)

@@ -10,6 +10,7 @@
     walker                      bytes             the process that walks, with its lease
     walk                        WalkRecord        the position of the walk through all partitions
     openings/ID                 OpeningRecord     the last opening of a member's store; ID in hex
+    names/SHARD/...             LogRecord, ...    the log of the names' groups (`engine.format.group_parts`)
 
 A value is a msgpack array that begins with its version; fields are appended, never moved.  An unknown version is
 refused by name (StoreUnusable).  A ring epoch's table is bytes of another format, which has a version of its own.
@@ -21,13 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
 from engine.format.records import decode_record
 from lakefs.errors import StoreUnusable
-from lakefs.ids import GcGeneration, MemberId, Partition, RingEpoch
+from lakefs.ids import GcGeneration, MemberId, Partition, RingEpoch, Sequence
 
 LAKE_KEY: Final = b"lake"
 EPOCH_KEY: Final = b"epoch"
@@ -142,6 +143,20 @@ class OpeningRecord(msgspec.Struct, frozen=True, array_like=True):
     is_old: bool = False
 
 
+class LogRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The log of a names shard: its lake, and the last group that was trimmed; 0: none."""
+
+    lake: bytes
+    trimmed: Sequence = Sequence(0)
+
+
+class ReplicaRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A replica of a names shard: its machine, and the last group that is in its journal, synced."""
+
+    machine: str
+    kept: Sequence
+
+
 class _Versioned(msgspec.Struct, frozen=True, array_like=True):
     """The stored array: its version, and the record."""
 
@@ -149,13 +164,22 @@ class _Versioned(msgspec.Struct, frozen=True, array_like=True):
     record: msgspec.Raw
 
 
-Record = LakeRecord | MemberRecord | EpochRecord | GenerationRecord | DirtyRecord | WalkRecord | OpeningRecord
+Record = (
+    LakeRecord
+    | MemberRecord
+    | EpochRecord
+    | GenerationRecord
+    | DirtyRecord
+    | WalkRecord
+    | OpeningRecord
+    | LogRecord
+    | ReplicaRecord
+)
 R = TypeVar("R", bound=Record)
 _encoder: Final = msgspec.msgpack.Encoder()
 _versioned: Final = msgspec.msgpack.Decoder(_Versioned)
 _decoders: Final[dict[type[msgspec.Struct], msgspec.msgpack.Decoder[Any]]] = {
-    kind: msgspec.msgpack.Decoder(kind)
-    for kind in (LakeRecord, MemberRecord, EpochRecord, GenerationRecord, DirtyRecord, WalkRecord, OpeningRecord)
+    kind: msgspec.msgpack.Decoder(kind) for kind in get_args(Record)
 }
 
 

@@ -2,11 +2,11 @@
 
 One round (`--` marks where a step ends and other tasks may run):
 
-    freeze the overlay at a group border  --  wait until the frozen layer's last group is durable  --
+    freeze the overlay at a group border  --  wait until the frozen layer's last group is in the journal  --
     write the layer to the index in a thread  --  move the reader's snapshot and drop the layer (one step)
 
 Rules kept here:
-- Only durable groups are written to the index: it never holds more than the journal.
+- Only groups that the journal has are written to the index: it never holds more than the journal.
 - When the disk is full, the reserve is released and the write tried again, then once a second.  Until it succeeds the
   overlay grows to its bound, and commits are then refused instead of waiting.
 - Any other failure of the index stops all writing, unless the owner says that another index takes its place soon
@@ -107,9 +107,10 @@ class Applier:
         async with self.paused:
             frozen = self._tables.overlay.applying or await self._committer.freeze()
             await self._committer.wait_durable(frozen.last_sequence)
-            assert frozen.last_sequence <= self._committer.durable_sequence, (
-                "the index never holds more than the journal"
-            )
+            await self._committer.log.wait_kept(frozen.last_sequence)
+            if self._committer.failed is not None:
+                return
+            assert frozen.last_sequence <= self._committer.log.kept, "the index never holds more than the journal"
             if not await self._write(frozen):
                 return
             assert self._tables.overlay.applying is frozen, "the layer that was written is the one dropped"

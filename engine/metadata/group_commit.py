@@ -1,10 +1,11 @@
-"""Group commit: decisions join groups, and groups are appended to the journal one after the other.
+"""Group commit: decisions join groups, and groups are appended to the log one after the other.
 
 The steps (`--` marks where other tasks may run in between):
 
     commit          decide on a transaction; pack its mutations into the open group; publish them in the overlay
-    run             --  close the open group  --  in a thread: write the small payloads that are placed, and sync them;
-                        append and sync the group  --  mark it durable, wake its waiters, call observers
+    run             --  close the open group  --  log: write the small payloads that are placed, and sync them; append
+                        and sync the group  --  mark it durable, wake its waiters, call observers
+    take            a group that was decided elsewhere; it is appended and becomes visible as others do
     wait_durable    --  return when the sequence is durable
 
 Rules kept here:
@@ -20,8 +21,9 @@ Rules kept here:
 - The overlay is frozen only between groups: when a group closes, or while the open one is empty.
 - A failed append or sync is final.  The mutations of groups after the last durable one stay visible in the overlay,
   because later decisions were built on them.  So no answer may depend on them: `wait_durable` and `commit` raise
-  StoreReadOnly until the engine is restarted.  Only the restart finds out, from the journal, if the failed group is on
-  the medium.  On a full disk the journal first takes room from the reserve.
+  StoreReadOnly until the engine is restarted.  Only the restart finds out, from the log, if the failed group is in it.
+  On a full disk the journal first takes room from the reserve.
+- When the log is lost to another leader, what waits for it has an unknown end: CoordinatorLost.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ import trio
 from engine.format.columns import Insertions
 from engine.format.layouts import RECORD_HEADER, Mutation, Table
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
-from engine.journal.writer import Journal
+from engine.journal.reader import decode_records
+from engine.metadata.group_log import ClosedGroup, GroupLog, PayloadBatch
 from engine.tables.merged_tables import Tables, TableTransaction
 from engine.tables.overlay import Layer
 from engine.tables.views import Transaction
-from lakefs.errors import LakeError, RequestTooLarge, StoreFull, StoreReadOnly, UserError
+from lakefs.errors import CoordinatorLost, LakeError, RequestTooLarge, StoreFull, StoreReadOnly, UserError
 from lakefs.ids import Sequence
 from lakefs.limits import OVERLAY_BYTES_MAX
-from lakefs.ports import Offload
 
 T = TypeVar("T")
 _log: Final = structlog.get_logger(__name__)
@@ -58,18 +60,6 @@ VISIBLE_LINGER_S: Final = 0.05
 """Seconds a group stays open when no task waits for it.  A visible change is durable within a second."""
 _GROUPS_WAITING_MAX: Final = 1
 """Closed groups behind the one being appended; with the open one at most 3 x 8 MiB of bodies in memory."""
-
-
-class PayloadBatch(Protocol):
-    """Payload to be written and synced before the group behind it."""
-
-    def write(self) -> None:
-        """Write and sync; blocks."""
-        ...
-
-    def ended(self) -> None:
-        """Called on the loop once `write` has returned or raised."""
-        ...
 
 
 class PayloadSource(Protocol):
@@ -101,27 +91,26 @@ class _Group:
     """Time of its first mutation, on trio's clock."""
     waiters: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
+    def closed(self) -> ClosedGroup:
+        """Return the group as a log takes it."""
+        return ClosedGroup(self.sequence, self.parts, self.body_bytes, self.record_count)
+
 
 class Committer:
     """Takes decisions for one store.  `durable_sequence` never decreases; `failed` is final."""
 
     def __init__(
-        self,
-        tables: Tables,
-        journal: Journal,
-        offload: Offload,
-        durable_sequence: Sequence,
-        sizes: MetadataSizes = DEFAULT_SIZES,
+        self, tables: Tables, log: GroupLog, durable_sequence: Sequence, sizes: MetadataSizes = DEFAULT_SIZES
     ) -> None:
-        """`journal` continues behind `durable_sequence`.  `offload` should always have a thread free."""
+        """`log` continues behind `durable_sequence`."""
         self.durable_sequence = durable_sequence
         self.failed: LakeError | None = None
         self.index_full: StoreFull | None = None
         """Set while the index cannot take more; commits then fail instead of waiting for room."""
         self._sizes = sizes
         self._tables = tables
-        self._journal = journal
-        self._offload = offload
+        self.log = log
+        """Changed only while nothing is appended, by `engine.metadata.metadata_store`."""
         self._open = _Group(Sequence(durable_sequence + 1))
         self._closed: deque[_Group] = deque()
         self._appending: _Group | None = None
@@ -169,13 +158,7 @@ class Committer:
         StoreFull when index and overlay are full.  Can be cancelled before `decide` runs, not after; exception: a
         UserError of `decide` is raised when the state it was decided on is durable, with `durable=False` at once.
         """
-        while not self._has_room():
-            if self.failed is not None:
-                raise self._refusal()
-            if self.index_full is not None and self._overlay_is_full():
-                raise StoreFull(f"the index takes no more records: {self.index_full}")
-            self._hurry.set()
-            await self._room.park()
+        await self._wait_for_room()
         try:
             outcome, sequence = self.commit(decide)
         except UserError:
@@ -185,6 +168,19 @@ class Committer:
         if durable:
             self._hurry.set()
         return outcome, sequence
+
+    async def take(self, sequence: Sequence, body: bytes, record_count: int) -> None:
+        """Let the next group join that was decided elsewhere, when there is room; it is appended as others are.
+
+        Not to be mixed with decisions.  JournalDamaged, StoreUnusable for a body that is none; StoreReadOnly.
+        """
+        await self._wait_for_room()
+        group = self._open
+        assert (sequence, group.record_count) == (group.sequence, 0), "groups are taken in order, beside no decision"
+        self._tables.overlay.current.publish(sequence, decode_records(body, record_count))
+        group.parts, group.body_bytes, group.record_count = [body], len(body), record_count
+        self._closed.append(self._close_open())
+        self._work.set()
 
     async def wait_durable(self, sequence: Sequence) -> None:
         """Return when the group `sequence` is durable; no checkpoint when it is already.
@@ -385,9 +381,9 @@ class Committer:
         self._payload_is_wanted = False
         self._room.unpark_all()  # a group has left the queue, or a new one is open
         batch = None if self._payload is None else self._payload.take()
+        closed = None if group is None else group.closed()
         try:
-            with trio.CancelScope(shield=True):
-                await self._offload.run(self._append_blocking, group, batch)
+            await self.log.append(closed, batch)
         except StoreFull as error:
             self.fail(StoreFull(f"its disk is full and the reserve is used up; make room on the disk first ({error})"))
             return
@@ -411,12 +407,6 @@ class Committer:
         group.waiters.unpark_all()
         self.after_group()
 
-    def _append_blocking(self, group: _Group | None, batch: PayloadBatch | None) -> None:
-        if batch is not None:
-            batch.write()
-        if group is not None:
-            self._journal.append_blocking(group.sequence, b"".join(group.parts), group.record_count)
-
     def _group(self, sequence: Sequence) -> _Group:
         """Return the group of a sequence that is not durable yet."""
         if sequence == self._open.sequence:
@@ -428,6 +418,15 @@ class Committer:
                 return group
         raise AssertionError(f"sequence {sequence} was never given")
 
+    async def _wait_for_room(self) -> None:
+        while not self._has_room():
+            if self.failed is not None:
+                raise self._refusal()
+            if self.index_full is not None and self._overlay_is_full():
+                raise StoreFull(f"the index takes no more records: {self.index_full}")
+            self._hurry.set()
+            await self._room.park()
+
     def _has_room(self) -> bool:
         return (
             len(self._closed) < _GROUPS_WAITING_MAX
@@ -438,8 +437,10 @@ class Committer:
     def _overlay_is_full(self) -> bool:
         return self._tables.overlay.has_reached(self._sizes.overlay_entries_max, OVERLAY_BYTES_MAX)
 
-    def _refusal(self, because: str = "") -> StoreReadOnly:
+    def _refusal(self, because: str = "") -> LakeError:
         cause = self.failed
+        if isinstance(cause, CoordinatorLost):
+            return CoordinatorLost(cause.message)
         refusal = StoreReadOnly(f"{because}the store takes no writes until the engine is restarted: {cause}")
         refusal.__cause__ = cause
         return refusal

@@ -5,6 +5,8 @@
     answer, sequence = await metadata.commit(decide)       decide(transaction) runs once, without await
     await metadata.wait_durable(sequence)                  before an answer that depends on it is sent
 
+Where names have replicas, all but one follow: `take` instead of `commit`.  `lead` ends that.
+
 Rules kept here:
 - `run` is running from the opening to the end of `close`; a cancelled `run` leaves the store as a crash would.
 - At most one long reader of the index (checkpoint, verification, rebuild) at a time.
@@ -27,12 +29,13 @@ import trio
 from engine.format.layouts import StoreIdentity, Table
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.journal.reader import list_journal
-from engine.journal.writer import Journal, no_reserve
+from engine.journal.writer import Journal
 from engine.metadata.applier import Applier
 from engine.metadata.checkpoint import Checkpoint, forget_upto, remove_superseded, write_checkpoint
 from engine.metadata.group_commit import Committer
+from engine.metadata.group_log import GroupLog, JournalLog
 from engine.metadata.index_building import build_index, new_path
-from engine.metadata.recovery import INDEX_FOLDER, Recovered, recover, verify_journal
+from engine.metadata.recovery import INDEX_FOLDER, Recovered, verify_journal
 from engine.metadata.stamps import Stamps
 from engine.tables.index_check import IndexProgress, walk
 from engine.tables.index_folder import remove_index, replace_index
@@ -40,10 +43,10 @@ from engine.tables.lmdb_index import Index, IndexPages
 from engine.tables.merged_tables import Tables, TableView
 from engine.tables.recorded_view import RecordedView
 from engine.tables.views import Transaction, View
-from lakefs.errors import DiskFailed, IndexDamaged, LakeError, StoreFull
+from lakefs.errors import CoordinatorLost, DiskFailed, IndexDamaged, LakeError, StoreFull
 from lakefs.ids import Birth, Sequence
 from lakefs.limits import KIB, OVERLAY_BYTES_APPLY
-from lakefs.ports import Clock, Disk, Offload
+from lakefs.ports import Disk, Offload
 
 T = TypeVar("T")
 _log: Final = structlog.get_logger(__name__)
@@ -78,7 +81,9 @@ class Metadata:
         self._sizes = sizes
         self._tables = Tables(recovered.index, recovered.overlay)
         self._journal: Journal = recovered.journal
-        self._committer = Committer(self._tables, self._journal, journal_offload, recovered.end, sizes)
+        self.journal_log: Final = JournalLog(self._journal, journal_offload, recovered.end)
+        self._committer = Committer(self._tables, self.journal_log, recovered.end, sizes)
+        self._check_leader: Callable[[], None] | None = None
         self._applier = Applier(self._tables, self._committer, offload, release_reserve, self._after_apply)
         self._committer.after_group = self._after_group
         self.outlive_index: Final = self._applier.outlive_index
@@ -109,7 +114,12 @@ class Metadata:
     # --- reading and deciding ----------------------------------------------------------------------------
 
     def view(self) -> AbstractContextManager[View]:
-        """Return a view of all tables at this instant; use it before the next `await`."""
+        """Return a view of all tables at this instant; use it before the next `await`.
+
+        CoordinatorLost where this replica may not answer any more.
+        """
+        if self._check_leader is not None:
+            self._check_leader()
         return TableView(self._tables)
 
     def recorded_view(self) -> AbstractContextManager[View]:
@@ -124,8 +134,10 @@ class Metadata:
         Waits first while group or overlay is full.  An error of `decide` changes nothing; it is raised when the state
         it was decided on is durable, with `durable=False` at once.  `grows` is for decisions that add lasting records:
         they are refused before the room that removals need is used up.
-        Errors: RequestTooLarge, StoreFull, StoreReadOnly.  The change need not be durable on return.
+        Errors: RequestTooLarge, StoreFull, StoreReadOnly, CoordinatorLost.  The change need not be durable on return.
         """
+        if self._check_leader is not None:
+            self._check_leader()
         if grows and self._committer.failed is None:
             self._refuse_without_room()
         return await self._committer.commit_when_room(decide, durable=durable)
@@ -169,6 +181,11 @@ class Metadata:
         return self._committer.durable_sequence
 
     @property
+    def kept_sequence(self) -> Sequence:
+        """The last durable group that is in the journal on this disk."""
+        return self._committer.log.kept
+
+    @property
     def failed(self) -> LakeError | None:
         """The error that stopped all writing; None while the store writes."""
         return self._committer.failed
@@ -208,6 +225,29 @@ class Metadata:
         if stamps is not None:
             self._committer.turn_stamps = stamps.turn
 
+    # --- following and leading ---------------------------------------------------------------------------
+
+    async def take(self, sequence: Sequence, body: bytes, record_count: int) -> None:
+        """Take the next group of a log that another replica appends to, when there is room for it.
+
+        It is durable in the journal here after `wait_durable`.  Nothing may be committed before `lead`.
+        JournalDamaged for a body that is none; StoreReadOnly.
+        """
+        await self._committer.take(sequence, body, record_count)
+
+    async def lead(self, log: GroupLog, check: Callable[[], None]) -> None:
+        """Append to this log from now on; all that was taken is in the journal on return, and commits may begin.
+
+        `check` is called in each step that reads or decides; it raises CoordinatorLost when it may not.  StoreReadOnly.
+        """
+        await self.sync()
+        self._tables.restore_counters()
+        self._committer.log, self._check_leader = log, check
+
+    def stop_leading(self, error: CoordinatorLost) -> None:
+        """Refuse everything from now on: another replica leads, or may lead.  The store is to be opened anew."""
+        self._committer.fail(error)
+
     # --- life --------------------------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -245,14 +285,15 @@ class Metadata:
                 async with self._draining:
                     await self._drain()
             durable = self.durable_sequence
-            is_clean = clean and self.failed is None and self._committer.last_sequence == durable
+            is_clean = clean and self.failed is None and self._committer.last_sequence == durable == self.kept_sequence
             self._scope.cancel()
             await self._ended.wait()
         return durable if is_clean else None
 
     async def _drain(self) -> None:
         try:
-            await self._committer.wait_durable(self._committer.last_sequence)
+            await self.sync()
+            await self._committer.log.wait_kept(self.durable_sequence)
             await self._applier.drain()
             if self._is_checkpoint_due_at_stop():
                 await self.checkpoint()
@@ -367,7 +408,7 @@ class Metadata:
         StoreDamaged, JournalDamaged name the unreadable file: a rebuild of the index would fail there.
         """
         async with self._long_reader:
-            return await self._offload.run(verify_journal, self._disk, self._identity.store_id, self.durable_sequence)
+            return await self._offload.run(verify_journal, self._disk, self._identity.store_id, self.kept_sequence)
 
     async def rebuild_online(self) -> None:
         """Rebuild the index from checkpoint and journal and switch to it; commits continue during the rebuild.
@@ -407,44 +448,3 @@ class Metadata:
                 await self._offload.run(remove_index, old_path)
             except StoreFull:
                 await self._offload.run(remove_index, copied)
-
-
-async def open_metadata(
-    disk: Disk,
-    offload: Offload,
-    clock: Clock,
-    *,
-    identity: StoreIdentity,
-    clean_sequence: int | None,
-    release_reserve: Callable[[], bool] = no_reserve,
-    journal_offload: Offload | None = None,
-    index_committed: Callable[[], None] | None = None,
-    sizes: MetadataSizes = DEFAULT_SIZES,
-    headroom_bytes: int = 0,
-) -> Metadata:
-    """Recover the metadata of a store whose lock is held, and open it for writing; start `run` next.
-
-    `clean_sequence` is the superblock's; the caller writes a superblock that says "not clean" before it commits.
-    `release_reserve` runs in a thread.  `journal_offload` should always have a thread free; default: `offload`.
-    Half of `headroom_bytes`, beside `owed_bytes`, is kept for decisions without `grows`.
-    `index_committed` runs in a thread after each commit of the index.
-    Errors: JournalDamaged, StoreDamaged, StoreUnusable, StoreFull, DiskFailed.
-    """
-    recovered = await offload.run(
-        lambda: recover(
-            disk,
-            clock,
-            identity,
-            clean_sequence,
-            release_reserve=release_reserve,
-            index_committed=index_committed,
-            sizes=sizes,
-        )
-    )
-    if recovered.rebuilt_because:
-        _log.warning(
-            "the index was rebuilt from checkpoint and journal", reason=recovered.rebuilt_because, upto=recovered.end
-        )
-    return Metadata(
-        disk, offload, identity, recovered, release_reserve, journal_offload or offload, sizes, headroom_bytes
-    )

@@ -19,7 +19,8 @@ import trio
 
 from engine.format.sizes import MetadataSizes
 from engine.host.tasks import plain_errors
-from engine.metadata.metadata_store import Metadata, open_metadata
+from engine.metadata.metadata_store import Metadata
+from engine.metadata.opening import open_metadata
 from engine.namespace.buckets import initialise
 from engine.store.features import Features
 from engine.superblock import superblock as superblocks

@@ -84,6 +84,10 @@ class Tables:
         self.overlay = overlay
         self.counters = Counters()
         self.open_views = 0
+        self.restore_counters()
+
+    def restore_counters(self) -> None:
+        """Continue at the stored marks: at an opening, and when groups of others were taken."""
         with TableView(self) as view:
             for counter in (self.counters.node, self.counters.birth, self.counters.segment):
                 counter.restore(view.get(Table.COUNTERS, counter.key))

@@ -25,7 +25,7 @@ from engine.chunks.manifests import HeldBlob, HeldBlobs
 from engine.format.extents import Place
 from engine.format.layouts import GROUP_HEADER, Table, node_key
 from engine.journal.writer import Journal
-from engine.metadata.group_commit import Committer, PayloadBatch
+from engine.metadata.group_log import JournalLog, PayloadBatch
 from engine.metadata.metadata_store import Metadata
 from engine.namespace.buckets import BucketRef
 from engine.namespace.tree import NameEvent
@@ -132,14 +132,14 @@ def _name_chunks_as_told() -> AbstractContextManager[Any]:
 
 
 def _payload_behind_its_group() -> AbstractContextManager[Any]:
-    original = Committer._append_blocking
+    original = JournalLog._append_blocking
 
-    def append(self: Committer, group: Any, batch: PayloadBatch | None) -> None:
+    def append(self: JournalLog, group: Any, batch: PayloadBatch | None) -> None:
         original(self, group, None)
         if batch is not None:
             batch.write()
 
-    return mock.patch.object(Committer, "_append_blocking", append)
+    return mock.patch.object(JournalLog, "_append_blocking", append)
 
 
 def _skip_segment_folder_sync() -> AbstractContextManager[Any]:

@@ -89,6 +89,7 @@ TABLE: Final[Mapping[type[lake.LakeError], Row]] = MappingProxyType(
         lake.ConfigError: _INTERNAL,
         lake.LocalFileError: _INTERNAL,
         lake.EngineUnreachable: _UNAVAILABLE,
+        lake.CoordinatorLost: _UNAVAILABLE,
         lake.EngineBusy: Row(503, "SlowDown"),
         lake.DeadlineExceeded: _UNAVAILABLE,
         lake.SessionLost: _UNAVAILABLE,

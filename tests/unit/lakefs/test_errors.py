@@ -15,8 +15,8 @@ def _leaves(error: type[LakeError]) -> list[type[LakeError]]:
     return [leaf for child in children for leaf in _leaves(child)] or [error]
 
 
-LEAVES: list[type[LakeError]] = [*_leaves(LakeError), errors.KeyNotFound]
-"""Errors that are raised: the leaves, and KeyNotFound, which may have a more exact leaf below it."""
+LEAVES: list[type[LakeError]] = [*_leaves(LakeError), errors.KeyNotFound, errors.EngineUnreachable]
+"""Errors that are raised: the leaves, and those that may have a more exact leaf below them."""
 
 
 def test_every_error_that_is_raised_has_exactly_one_row() -> None:

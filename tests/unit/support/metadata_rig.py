@@ -12,7 +12,8 @@ from trio.testing import MockClock
 from engine.format.layouts import Table
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.host.clock import SystemClock
-from engine.metadata.metadata_store import Metadata, open_metadata
+from engine.metadata.metadata_store import Metadata
+from engine.metadata.opening import open_metadata
 from engine.superblock.superblock import NO_CLUSTER, open_store, write_superblock
 from engine.tables.views import Transaction, View
 from lakefs.host.offload import InlineOffload

@@ -1,0 +1,1 @@
+"""The log of groups of names in the coordinator: appended to by the replica that leads, taken by those that follow."""

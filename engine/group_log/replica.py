@@ -1,0 +1,132 @@
+"""A replica of the names: it follows until it leads, and leads until its lease is over.
+
+    async with leading(metadata, place):        follows; entered when this replica leads
+        ...                                     names may be read and decided
+                                                CoordinatorLost ends the block when another leads, or may
+
+Rules kept here:
+- The leader's key is put on a lease only if it is absent; its revision is the term.  The new leader then reads the log
+  to its end, and only then reads and decides.
+- A key that this very replica's last process left is removed at once: whoever has the store's lock is the only one.
+- A replica that was deposed holds decisions that never were: its store is closed as by a crash, and opened anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from engine.coordinator.coordinator import Coordinator, IsAbsent, Put
+from engine.coordinator.held_lease import HeldLease, hold_lease
+from engine.coordinator.records import ReplicaRecord, encode
+from engine.format.group_parts import LogKeys
+from engine.group_log.follower import Follower
+from engine.group_log.leader_log import LeaderLog
+from engine.group_log.log_bounds import LEADER_LEASE_S, REPORT_EVERY_S
+from engine.group_log.trimming import Trimming
+from engine.host.tasks import plain_errors
+from engine.metadata.metadata_store import Metadata
+from lakefs.errors import CoordinatorLost, LakeError
+from lakefs.ids import NamesShard, ReplicaId, Revision
+from lakefs.ports import Clock
+
+FIRST_SHARD: Final = NamesShard(0)
+_log: Final = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class ReplicaPlace:
+    """A replica's surroundings.
+
+    `clock` goes on while the machine is suspended.  `leader`: the value of the leader's key, by which heads find it;
+    `holder` returns the replica in such a value.
+    """
+
+    coordinator: Coordinator
+    clock: Clock
+    lake: bytes
+    replica: ReplicaId
+    machine: str
+    leader: bytes
+    holder: Callable[[bytes], ReplicaId]
+    shard: NamesShard = FIRST_SHARD
+
+
+@asynccontextmanager
+async def leading(metadata: Metadata, place: ReplicaPlace) -> AsyncIterator[None]:
+    """Follow until this replica leads; then the block runs.  The metadata run, and nothing was committed.
+
+    CoordinatorLost ends the block when the lease is over; errors of `Follower.catch_up` before it, and of the journal.
+    """
+    keys = LogKeys(place.shard)
+    follower = Follower(place.coordinator, keys, place.lake, metadata)
+    with plain_errors():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_report, metadata, place, keys)
+            while True:
+                await _end_own_last_term(place, keys)
+                await follower.until_free()
+                async with hold_lease(place.coordinator, place.clock, LEADER_LEASE_S) as lease:
+                    term = await _taken(place, keys, lease)
+                    if term is None:
+                        continue
+                    await follower.finish(term)
+                    log = LeaderLog(place.coordinator, keys, term, lease, metadata.journal_log, follower.tail)
+                    await metadata.lead(log, log.check)
+                    trimming = Trimming(place.coordinator, keys, place.lake, term, follower.tail, place.replica)
+                    nursery.start_soon(log.run)
+                    nursery.start_soon(trimming.run, lambda: metadata.kept_sequence)
+                    nursery.start_soon(_end_with_lease, lease, log)
+                    nursery.start_soon(_end_with_log, metadata, log)
+                    _log.info("this replica leads the names now", term=term, sequence=metadata.durable_sequence)
+                    yield
+                    nursery.cancel_scope.cancel()
+                return
+
+
+async def _taken(place: ReplicaPlace, keys: LogKeys, lease: HeldLease) -> Revision | None:
+    """Put the leader's key on the lease; returns the term, None if another leads."""
+    put = Put(keys.leader, place.leader, lease.id)
+    done = await place.coordinator.transact([IsAbsent(keys.leader)], [put])
+    return done.revision if done.succeeded else None
+
+
+async def _end_own_last_term(place: ReplicaPlace, keys: LogKeys) -> None:
+    """Revoke the lease of this replica's last process, if that still leads."""
+    with suppress(LakeError):  # `until_free` waits for its end otherwise
+        entry = (await place.coordinator.get(keys.leader)).entry
+        if entry is not None and place.holder(entry.value) == place.replica:
+            await place.coordinator.revoke(entry.lease)
+
+
+async def _report(metadata: Metadata, place: ReplicaPlace, keys: LogKeys) -> None:
+    """Say how far this replica's journal has come, until cancelled."""
+    said = -1
+    while True:
+        kept = metadata.kept_sequence
+        if kept != said:
+            with suppress(LakeError):
+                record = ReplicaRecord(place.machine, kept)
+                await place.coordinator.transact([], [Put(keys.replica(place.replica), encode(record))])
+                said = kept
+        await trio.sleep(REPORT_EVERY_S)
+
+
+async def _end_with_lease(lease: HeldLease, log: LeaderLog) -> None:
+    await lease.ended.wait()
+    log.lose(CoordinatorLost("this replica does not lead the names any more: its lease is over"))
+
+
+async def _end_with_log(metadata: Metadata, log: LeaderLog) -> None:
+    """End the block when the log is lost."""
+    await log.lost.wait()
+    because = log.lost_because
+    assert because is not None, "a log is lost for a reason"
+    error = because if isinstance(because, CoordinatorLost) else CoordinatorLost(because.message)
+    metadata.stop_leading(error)
+    raise because

@@ -1,0 +1,93 @@
+"""Trims the log: the leader removes groups that two replicas have in their journals, and lets the coordinator forget.
+
+Rules kept here:
+- A group is removed when KEPT_BY replicas have said that they have it, or all, where there are fewer.  Beyond
+  TAIL_BYTES_MAX of tail the leader's own journal is enough: a replica that lacks the group begins anew.
+- Each removal compares the leader's key, and says in the same transaction how far the log is trimmed: a reader finds a
+  group, or learns that it is gone.
+- Groups go in order, each with all its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+import trio
+
+from engine.coordinator.coordinator import Coordinator, Delete, HasRevision, Operation, Put
+from engine.coordinator.lake_state import pages
+from engine.coordinator.records import LogRecord, ReplicaRecord, decode, encode
+from engine.format.group_parts import LogKeys
+from engine.group_log.log_bounds import KEPT_BY, TAIL_BYTES_MAX, TRIM_EVERY_S
+from engine.group_log.tail import Tail
+from lakefs.errors import LakeError
+from lakefs.ids import ReplicaId, Revision, Sequence
+from lakefs.limits import COORDINATOR_OPERATIONS_MAX
+
+_log: Final = structlog.get_logger(__name__)
+
+
+class Trimming:
+    """Trims one log during one term."""
+
+    def __init__(
+        self, coordinator: Coordinator, keys: LogKeys, lake: bytes, term: Revision, tail: Tail, own: ReplicaId
+    ) -> None:
+        """`own`: the replica that leads."""
+        self._coordinator = coordinator
+        self._keys = keys
+        self._lake = lake
+        self._term = term
+        self._tail = tail
+        self._own = own
+
+    async def run(self, kept: Callable[[], Sequence]) -> None:
+        """Trim now and then, until cancelled; `kept` returns the last group in the leader's own journal."""
+        while True:
+            await trio.sleep(TRIM_EVERY_S)
+            try:
+                await self.trim(kept())
+            except LakeError as error:
+                _log.warning("the log of the names could not be trimmed; it is tried again", error=error.message)
+
+    async def trim(self, own_kept: Sequence) -> None:
+        """Remove what may go now.  Errors of `Coordinator`; a removal that another leader prevents is none."""
+        if not len(self._tail):
+            return
+        upto = self._by_replicas(await self._kept_by_others(), own_kept)
+        nbytes = self._tail.nbytes
+        removed: list[Operation] = []
+        last = Sequence(0)
+        for group in list(self._tail):
+            if group.sequence > upto and (nbytes <= TAIL_BYTES_MAX or group.sequence > own_kept):
+                break
+            nbytes -= group.body_bytes
+            if len(removed) + group.part_count >= COORDINATOR_OPERATIONS_MAX:
+                await self._remove(removed, last)
+                removed = []
+            removed += [Delete(self._keys.part(group.sequence, number)) for number in range(group.part_count)]
+            last = group.sequence
+        if removed:
+            await self._remove(removed, last)
+
+    def _by_replicas(self, others: list[Sequence], own_kept: Sequence) -> Sequence:
+        """Return the last group that enough replicas have."""
+        kept = sorted([*others, own_kept], reverse=True)
+        return kept[min(KEPT_BY, len(kept)) - 1]
+
+    async def _kept_by_others(self) -> list[Sequence]:
+        own = self._keys.replica(self._own)
+        return [
+            decode(ReplicaRecord, entry.value).kept
+            async for page in pages(self._coordinator, *self._keys.replicas)
+            for entry in page.entries
+            if entry.key != own
+        ]
+
+    async def _remove(self, removed: list[Operation], upto: Sequence) -> None:
+        record = Put(self._keys.log, encode(LogRecord(self._lake, upto)))
+        done = await self._coordinator.transact([HasRevision(self._keys.leader, self._term)], [record, *removed])
+        if done.succeeded:
+            self._tail.trim(upto)
