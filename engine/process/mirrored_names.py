@@ -35,6 +35,7 @@ from engine.mirror.copy_keeper import CopyKeeper
 from engine.mirror.mirror_bounds import COPIES_MAX, COPY_BYTES_PER_S
 from engine.mirror.mirrored_disk import MirroredDisk
 from engine.store.keyed_store import KeyedStore
+from engine.store.metadata_life import Leading, always_leading
 from engine.store.names_opening import open_names_store
 from lakefs.errors import CorruptionError, DiskFailed, LakeError
 from lakefs.ids import CopyId
@@ -146,6 +147,7 @@ async def open_names_in(
     restored: bool = False,
     verify_index: bool = True,
     sizes: StoreSizes = DEFAULT_STORE_SIZES,
+    leading: Leading = always_leading,
 ) -> AsyncIterator[LocalNames]:
     """Open the names that lie in these folders, and stop them cleanly at the end.
 
@@ -166,6 +168,7 @@ async def open_names_in(
             sizes=sizes,
             index_committed=host.index_committed,
             while_locked=lambda _: host.while_open(mirror),
+            leading=leading,
         )
 
     try:

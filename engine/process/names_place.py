@@ -21,6 +21,7 @@ from engine.host.local_disk import LocalDisk
 from engine.mirror.copy_calls import AtOnce
 from engine.mirror.mirror_bounds import PATIENCE_S
 from engine.process.mirrored_names import LocalNames, NamesHost, open_names_in
+from engine.store.metadata_life import Leading, always_leading
 from engine.superblock.superblock import read_superblock
 from engine.tables.index_folder import sync_path
 from lakefs.errors import DiskFailed, LakeError, StoreLocked
@@ -90,6 +91,7 @@ async def open_local_names(
     is_kept: Callable[[], bool] = lambda: True,
     is_usable: IsUsable = always,
     sizes: StoreSizes = DEFAULT_STORE_SIZES,
+    leading: Leading = always_leading,
 ) -> AsyncIterator[LocalNames]:
     """Open the names of a lake in folders of this machine, given in any order; stop them cleanly at the end.
 
@@ -99,7 +101,7 @@ async def open_local_names(
     folders were put back from a backup.  `patience_s`: how long a device may be silent after another has answered,
     before its copy is given up; None: for ever.  `is_kept` is called when the opening or the body fails with `is_new`;
     if it returns False, folders that were made here are removed.  `is_usable` is asked for the folder above, each time
-    before a copy is made.
+    before a copy is made.  `leading`: see `open_names_store`.
     Errors: StoreLocked, StoreUnusable (another role or lake, too few copies), and those of `open_names_store`.
     """
     with _removing_new(folders, is_new, is_kept):
@@ -115,6 +117,7 @@ async def open_local_names(
                 without=without,
                 restored=restored,
                 sizes=sizes,
+                leading=leading,
             ) as names,
         ):
             yield names

@@ -11,7 +11,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, replace
 
 import structlog
@@ -30,7 +36,15 @@ from lakefs import ids
 from lakefs.errors import LakeError, StoreFull, StoreReadOnly
 from lakefs.ports import Clock, Disk, Offload
 
+Leading = Callable[[Metadata, Superblock], AbstractAsyncContextManager[None]]
+"""Entered with the running metadata of a store before anything is read or decided: when it leads, where it has
+replicas.  It may end its block with an error."""
 _log = structlog.get_logger()
+
+
+def always_leading(metadata: Metadata, superblock: Superblock) -> AbstractAsyncContextManager[None]:
+    """Let a store without replicas read and decide."""
+    return nullcontext()
 
 
 @asynccontextmanager
@@ -137,19 +151,24 @@ class MetadataLife:
 
     @asynccontextmanager
     async def running(
-        self, metadata: Metadata, first: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+        self,
+        metadata: Metadata,
+        first: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+        leading: Leading = always_leading,
     ) -> AsyncIterator[None]:
         """Run the metadata during the block, behind `first`; at the end, close the reserve and leave files as they are.
 
-        The root node exists, and is durable.
+        The block is within that of `leading`, and begins when this store may decide.  The root node exists, and is
+        durable.
         """
         async with trio.open_nursery() as nursery:
             await nursery.start(metadata.run)
             try:
-                await first()
-                _, sequence = await metadata.commit(initialise)
-                await metadata.wait_durable(sequence)
-                yield
+                async with leading(metadata, self.opened.superblock):
+                    await first()
+                    _, sequence = await metadata.commit(initialise)
+                    await metadata.wait_durable(sequence)
+                    yield
             finally:
                 self.reserve.close()
                 nursery.cancel_scope.cancel()

@@ -27,7 +27,7 @@ from engine.metadata.metadata_store import Metadata
 from engine.namespace.watch import Watchers
 from engine.sessions.references import References
 from engine.store.keyed_store import KeyedStore
-from engine.store.metadata_life import MetadataLife, locked_store, logging_unclean_stop
+from engine.store.metadata_life import Leading, MetadataLife, always_leading, locked_store, logging_unclean_stop
 from engine.superblock.reserve import Reserve
 from engine.superblock.superblock import OpenedStore
 from engine.upkeep.index_upkeep import keep_index_whole
@@ -50,18 +50,20 @@ async def open_names_store(
     sizes: StoreSizes = DEFAULT_STORE_SIZES,
     index_committed: Callable[[], None] | None = None,
     while_locked: Callable[[OpenedStore], AbstractContextManager[None]] = lambda _: nullcontext(),
+    leading: Leading = always_leading,
 ) -> AsyncIterator[KeyedStore]:
     """Open the names of a lake on a disk, and stop them cleanly at the end.
 
-    `cluster_id`: the lake's, 16 bytes.  `create`: make them when the disk has no store.  Errors and the other
-    arguments: as of `engine.store.opening.open_store`.
+    `cluster_id`: the lake's, 16 bytes.  `create`: make them when the disk has no store.  Of several replicas one is
+    `leading`: the others follow until they do, and the block begins then.  Errors and the other arguments: as of
+    `engine.store.opening.open_store`, and errors of `leading`, also in the midst of the block.
     """
     async with locked_store(
         disk, clock, offload, create=create, cluster_id=cluster_id, has_names=True, while_locked=while_locked
     ) as opened:
         life = MetadataLife(disk, clock, offload, opened, sizes.metadata, index_committed, Reserve(disk))
         metadata = await life.recovered()
-        async with life.running(metadata):
+        async with life.running(metadata, leading=leading):
             store = _store(life, metadata)
             await store.features.mend()
             if store.features.has(ReadOnlyFeature.KEYED):
