@@ -2,6 +2,7 @@
 
     names/SHARD/leader                  the replica that leads, on its lease; the revision of this key is its term
     names/SHARD/replicas/ID             a replica, and the last group that it has kept; ID in hex
+    names/SHARD/holds/ID                a replica that begins anew, on its lease: nothing is trimmed
     names/SHARD/log                     the last group that was trimmed: the log begins behind it
     names/SHARD/log/SEQUENCE/PART       a part of a group; 16 and 4 hex digits
 
@@ -55,11 +56,16 @@ class LogKeys:
         """Begin and end of the keys of all parts."""
         self.followed: Final = self.leader, self.groups[1]
         """Begin and end of the keys that a replica follows: leader, log and parts."""
+        self.holds: Final = prefix + b"holds/", prefix + b"holds0"
         self.replicas: Final = prefix + b"replicas/", prefix + b"replicas0"
 
     def replica(self, replica: bytes) -> bytes:
         """Key of a replica."""
         return self.replicas[0] + replica.hex().encode()
+
+    def hold(self, replica: bytes) -> bytes:
+        """Key of a replica that begins anew."""
+        return self.holds[0] + replica.hex().encode()
 
     def part(self, sequence: int, part: int) -> bytes:
         """Key of a part of a group."""

@@ -26,3 +26,7 @@ TAIL_BYTES_MAX: Final = GIB
 """Beyond it the leader's own journal is enough, and replicas that are behind begin anew."""
 COMPACT_EVERY_S: Final = 30.0
 """The coordinator forgets trimmed groups so often: 10,000 of 2 KiB in that time."""
+HOLD_LEASE_S: Final = 30
+"""Lease of a replica that begins anew: it may be busy with its disk for so long."""
+CHECKPOINTS_OPEN_MAX: Final = 4
+CHECKPOINT_PIECE_BYTES: Final = MIB

@@ -3,6 +3,7 @@
 Rules kept here:
 - A group is removed when KEPT_BY replicas have said that they have it, or all, where there are fewer.  Beyond
   TAIL_BYTES_MAX of tail the leader's own journal is enough: a replica that lacks the group begins anew.
+- While a replica begins anew, nothing is removed, unless the tail is too long.
 - Each removal compares the leader's key, and says in the same transaction how far the log is trimmed: a reader finds a
   group, or learns that it is gone.
 - Groups go in order, each with all its parts.
@@ -57,6 +58,8 @@ class Trimming:
         if not len(self._tail):
             return
         upto = self._by_replicas(await self._kept_by_others(), own_kept)
+        if (await self._coordinator.range(*self._keys.holds, limit=1)).entries:
+            upto = Sequence(0)
         nbytes = self._tail.nbytes
         removed: list[Operation] = []
         last = Sequence(0)

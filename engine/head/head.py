@@ -98,6 +98,8 @@ NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
     m.CoordinatorLease,
     m.CoordinatorKeepAlive,
     m.CoordinatorRevoke,
+    m.OpenCheckpoint,
+    m.ReadCheckpoint,
 )
 """Requests that a head refuses."""
 PASSED_ON: Final[tuple[type[m.Request], ...]] = (

@@ -270,7 +270,7 @@ class CheckpointReader:
 
 def _write(file: DiskFile, identity: StoreIdentity, source: RecordSource) -> int:
     """Write header, stream and trailer; returns the file's length."""
-    file.pwrite(_pack_header(identity, source.applied), 0)
+    file.pwrite(pack_header(identity, source.applied), 0)
     start = position = CHECKPOINT_HEADER.size
     stored_crc = record_count = 0
     deflate = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, _GZIP_WINDOW_BITS)
@@ -310,7 +310,8 @@ def _packed_records(source: RecordSource) -> Iterator[tuple[bytearray | None, in
     yield None, 0
 
 
-def _pack_header(identity: StoreIdentity, sequence: Sequence) -> bytes:
+def pack_header(identity: StoreIdentity, sequence: Sequence) -> bytes:
+    """Return the header of a store's checkpoint."""
     head = CHECKPOINT_HEADER.pack(
         CHECKPOINT_MAGIC, FORMAT_VERSION, _COMPRESSION_GZIP, sequence, identity.store_id, identity.boot_id, bytes(4), 0
     )[:_HEADER_CHECKED_BYTES]

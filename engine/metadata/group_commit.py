@@ -285,7 +285,8 @@ class Committer:
     def fail(self, cause: LakeError) -> None:
         """Refuse everything from now on and log why; also called for failures elsewhere that must stop writing."""
         if self.failed is None:
-            _log.error("the store takes no writes until the engine is restarted", reason=cause.message)
+            if not isinstance(cause, CoordinatorLost):
+                _log.error("the store takes no writes until the engine is restarted", reason=cause.message)
             self._end(cause)
 
     def _end(self, cause: LakeError) -> None:

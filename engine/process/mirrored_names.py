@@ -36,7 +36,7 @@ from engine.mirror.mirror_bounds import COPIES_MAX, COPY_BYTES_PER_S
 from engine.mirror.mirrored_disk import MirroredDisk
 from engine.store.keyed_store import KeyedStore
 from engine.store.metadata_life import Leading, always_leading
-from engine.store.names_opening import open_names_store
+from engine.store.names_opening import BeginAnew, open_names_store
 from lakefs.errors import CorruptionError, DiskFailed, LakeError
 from lakefs.ids import CopyId
 from lakefs.ports import Clock, Disk, Offload
@@ -148,6 +148,7 @@ async def open_names_in(
     verify_index: bool = True,
     sizes: StoreSizes = DEFAULT_STORE_SIZES,
     leading: Leading = always_leading,
+    begin_anew: BeginAnew | None = None,
 ) -> AsyncIterator[LocalNames]:
     """Open the names that lie in these folders, and stop them cleanly at the end.
 
@@ -169,6 +170,7 @@ async def open_names_in(
             index_committed=host.index_committed,
             while_locked=lambda _: host.while_open(mirror),
             leading=leading,
+            begin_anew=begin_anew,
         )
 
     try:

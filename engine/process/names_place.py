@@ -22,6 +22,7 @@ from engine.mirror.copy_calls import AtOnce
 from engine.mirror.mirror_bounds import PATIENCE_S
 from engine.process.mirrored_names import LocalNames, NamesHost, open_names_in
 from engine.store.metadata_life import Leading, always_leading
+from engine.store.names_opening import BeginAnew
 from engine.superblock.superblock import read_superblock
 from engine.tables.index_folder import sync_path
 from lakefs.errors import DiskFailed, LakeError, StoreLocked
@@ -92,6 +93,7 @@ async def open_local_names(
     is_usable: IsUsable = always,
     sizes: StoreSizes = DEFAULT_STORE_SIZES,
     leading: Leading = always_leading,
+    begin_anew: BeginAnew | None = None,
 ) -> AsyncIterator[LocalNames]:
     """Open the names of a lake in folders of this machine, given in any order; stop them cleanly at the end.
 
@@ -101,7 +103,7 @@ async def open_local_names(
     folders were put back from a backup.  `patience_s`: how long a device may be silent after another has answered,
     before its copy is given up; None: for ever.  `is_kept` is called when the opening or the body fails with `is_new`;
     if it returns False, folders that were made here are removed.  `is_usable` is asked for the folder above, each time
-    before a copy is made.  `leading`: see `open_names_store`.
+    before a copy is made.  `leading`, `begin_anew`: see `open_names_store`.
     Errors: StoreLocked, StoreUnusable (another role or lake, too few copies), and those of `open_names_store`.
     """
     with _removing_new(folders, is_new, is_kept):
@@ -118,6 +120,7 @@ async def open_local_names(
                 restored=restored,
                 sizes=sizes,
                 leading=leading,
+                begin_anew=begin_anew,
             ) as names,
         ):
             yield names

@@ -51,11 +51,10 @@ OF_THE_COORDINATOR: Final = (
     m.CoordinatorRevoke,
 )
 """Requests of a lake's processes to its coordinator, which is with the names."""
-_SERVED: Final = [
-    request
-    for request in m.REQUESTS.values()
-    if request not in (m.Watch, m.ChangeMember, m.OpenKeyHomes, *BOUND_BY_HEADS, *OF_THE_COORDINATOR)
-]
+OF_REPLICAS: Final = (m.OpenCheckpoint, m.ReadCheckpoint)
+"""Requests of a replica of a lake's names to the one that leads."""
+_NOT_SERVED: Final = m.Watch, m.ChangeMember, m.OpenKeyHomes, *BOUND_BY_HEADS, *OF_THE_COORDINATOR, *OF_REPLICAS
+_SERVED: Final = [request for request in m.REQUESTS.values() if request not in _NOT_SERVED]
 """`Dispatch.watch` serves Watch, which has more than one reply."""
 
 
@@ -161,7 +160,8 @@ class NamesService(Dispatch):
 
     `gate`: those who connect are heads of the lake, and are believed what they say of content.  `upkeep` and
     `more_status`: requests for the upkeep of that lake, and its part of the status.  `coordinator`: requests to the
-    lake's coordinator (`engine.coordinator.coordinator_requests`), for those who connect.
+    lake's coordinator (`engine.coordinator.coordinator_requests`), for those who connect.  `checkpoints`: requests of
+    other replicas of the names (`engine.group_log.checkpoint_requests`).
     """
 
     def __init__(
@@ -174,6 +174,7 @@ class NamesService(Dispatch):
         upkeep: Group | None = None,
         more_status: MoreStatus | None = None,
         coordinator: Group | None = None,
+        checkpoints: Group | None = None,
     ) -> None:
         groups = [
             about(store, more_status),
@@ -181,5 +182,5 @@ class NamesService(Dispatch):
             opens(store),
             spaces(store),
         ]
-        groups += [group for group in (upkeep, coordinator) if group is not None]
+        groups += [group for group in (upkeep, coordinator, checkpoints) if group is not None]
         super().__init__(store, groups, offers="names are kept here, without content; this process does not serve")

@@ -13,8 +13,9 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Final
 
 import trio
@@ -23,6 +24,7 @@ from engine.chunks.quarantine import Quarantine
 from engine.format.features import ReadOnlyFeature
 from engine.format.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.keyed.upkeep import KeyedUpkeep
+from engine.metadata.begin_anew import finish
 from engine.metadata.metadata_store import Metadata
 from engine.namespace.watch import Watchers
 from engine.sessions.references import References
@@ -34,6 +36,8 @@ from engine.upkeep.index_upkeep import keep_index_whole
 from lakefs.errors import LakeError
 from lakefs.ports import Clock, Disk, Offload
 
+BeginAnew = Callable[[Disk, OpenedStore], Awaitable[OpenedStore]]
+"""Replaces the metadata of a store whose lock is held, and returns the store as it is then."""
 _RESTORE_EVERY_S: Final = 60.0
 """The reserve is looked at so often."""
 
@@ -51,16 +55,22 @@ async def open_names_store(
     index_committed: Callable[[], None] | None = None,
     while_locked: Callable[[OpenedStore], AbstractContextManager[None]] = lambda _: nullcontext(),
     leading: Leading = always_leading,
+    begin_anew: BeginAnew | None = None,
 ) -> AsyncIterator[KeyedStore]:
     """Open the names of a lake on a disk, and stop them cleanly at the end.
 
     `cluster_id`: the lake's, 16 bytes.  `create`: make them when the disk has no store.  Of several replicas one is
-    `leading`: the others follow until they do, and the block begins then.  Errors and the other arguments: as of
-    `engine.store.opening.open_store`, and errors of `leading`, also in the midst of the block.
+    `leading`: the others follow until they do, and the block begins then.  `begin_anew` replaces the store's metadata
+    before they are recovered.  Errors and the other arguments: as of `engine.store.opening.open_store`, and errors of
+    `begin_anew` and of `leading`, of this also in the midst of the block.
     """
     async with locked_store(
         disk, clock, offload, create=create, cluster_id=cluster_id, has_names=True, while_locked=while_locked
     ) as opened:
+        superblock = await offload.run(finish, disk, clock, opened.superblock)
+        opened = replace(opened, superblock=superblock)
+        if begin_anew is not None:
+            opened = await begin_anew(disk, opened)
         life = MetadataLife(disk, clock, offload, opened, sizes.metadata, index_committed, Reserve(disk))
         metadata = await life.recovered()
         async with life.running(metadata, leading=leading):

@@ -39,6 +39,7 @@ REPEATABLE: Final[frozenset[type[m.Request]]] = frozenset(
         m.NoteReads,
         m.Offer,
         m.OfferShards,
+        m.OpenCheckpoint,
         m.OpenKeyedIndex,
         m.OpenKeyHomes,
         m.OpenSharedIndex,
