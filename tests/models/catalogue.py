@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from tests.models import copies, generations, mirrored_disks, moves, stripes
+from tests.models import copies, generations, group_log, head_stamps, leases, mirrored_disks, moves, stripes
 from tests.models.copies import Copies
 from tests.models.explore import Model
 from tests.models.generations import Generations
+from tests.models.group_log import GroupLog
+from tests.models.head_stamps import HeadStamps
+from tests.models.leases import Leases
 from tests.models.mirrored_disks import Mirrors
 from tests.models.moves import CHANGING, NOTHING, NOW, Moves
 from tests.models.stripes import Stripes
@@ -34,6 +37,27 @@ _MIRRORED: Final = (
 )
 _REPLACED: Final = (*_MIRRORED, "replaced by an empty one", "a copy is made")
 _HEALED: Final = ("rebuilds", "clears the slot", "noted anew", "a home is away", "replaced by an empty one")
+_LOGGED: Final = (
+    "takes the leader's key",
+    "the leader's key is gone",
+    "and a leftover",
+    "removal 0",
+    "of 2 parts",
+    "is answered",
+    "loses its power",
+    "restarts",
+    "is trimmed",
+)
+_REPEATED: Final = (
+    "a turn is sent",
+    "another's read",
+    "visible",
+    "kept alive",
+    "next leader changes",
+    "head joins",
+    "finds the stamp",
+    "a right for 0 ticks",
+)
 
 SMALL: Final = {
     "generations": Case(lambda: Generations(3), 54_599, (*_GC, "SessionLost")),
@@ -46,6 +70,10 @@ SMALL: Final = {
     "stripes 1+1": Case(lambda: Stripes(1, 1, goings=3), 18_942, _HEALED),
     "stripes 2+1": Case(lambda: Stripes(2, 1, goings=1), 8_718, _HEALED),
     "stripes 1+2": Case(lambda: Stripes(1, 2, goings=1), 12_770, (*_HEALED, "fewer shards")),
+    "log of groups": Case(lambda: GroupLog(2, losses=0), 39_794, _LOGGED),
+    "log of groups, a disk lost": Case(lambda: GroupLog(3, groups=1), 19_015, (*_LOGGED, "begins anew", "too old")),
+    "leases": Case(lambda: Leases(2, groups=2, leaders=3), 25_454, ("loses", "lease is lost", "follows")),
+    "stamps at a head": Case(lambda: HeadStamps(2), 163_656, _REPEATED),
 }
 """In `make test`."""
 
@@ -59,10 +87,18 @@ LARGE: Final = {
     "mirrors on 3 devices, m = 1, 2 replaced": Case(lambda: Mirrors(3, 1, 2), 12_351, _REPLACED),
     "mirrors on 3 devices, m = 2, 2 replaced": Case(lambda: Mirrors(3, 2, 2), 29_077, _REPLACED),
     "mirrors on 4 devices, m = 2, none replaced": Case(lambda: Mirrors(4, 2, 0), 116_740, _MIRRORED),
+    "log of groups, 2 groups, a disk lost": Case(lambda: GroupLog(2), 110_507, (*_LOGGED, "begins anew")),
+    "leases of 3 ticks, 4 leaders": Case(lambda: Leases(3, groups=3, leaders=4), 202_291),
+    "stamps at a head, a lease of 3 ticks": Case(lambda: HeadStamps(2, lease=3, messages=3), 402_162, _REPEATED),
 }
 """In `make test-all`."""
 
-LARGEST: Final = {"moves from a substitute, 2 writers": Case(lambda: Moves(3, writers=2), 606_367)}
+LARGEST: Final = {
+    "moves from a substitute, 2 writers": Case(lambda: Moves(3, writers=2), 606_367),
+    "log of groups, 3 leaders": Case(lambda: GroupLog(2, leaders=3), 391_516, _LOGGED),
+    "log of groups, 3 replicas": Case(lambda: GroupLog(3, losses=0), 488_718, _LOGGED),
+    "stamps at a head, 3 changes": Case(lambda: HeadStamps(3), 616_967, _REPEATED),
+}
 """In `make torture`."""
 
 RULES: Final[dict[str, type[Any]]] = {
@@ -71,6 +107,9 @@ RULES: Final[dict[str, type[Any]]] = {
     "copies": copies.Rules,
     "mirrors": mirrored_disks.Rules,
     "stripes": stripes.Rules,
+    "log": group_log.Rules,
+    "leases": leases.Rules,
+    "stamps": head_stamps.Rules,
 }
 
 
@@ -96,6 +135,18 @@ def _mirrors(devices: int, blanks: int, *, stale_only: bool = True, **rules: Any
 
 def _stripes(m: int, goings: int, **rules: Any) -> Model[Any]:
     return Stripes(1, m, stripes.Rules(**rules), goings=goings)
+
+
+def _log(replicas: int = 2, groups: int = 2, losses: int = 0, **rules: Any) -> Model[Any]:
+    return GroupLog(replicas, group_log.Rules(**rules), groups=groups, losses=losses)
+
+
+def _leases(**rules: Any) -> Model[Any]:
+    return Leases(2, leases.Rules(**rules))
+
+
+def _stamps(**rules: Any) -> Model[Any]:
+    return HeadStamps(1, head_stamps.Rules(**rules))
 
 
 WEAKENED: Final[dict[tuple[str, str], Callable[[], Model[Any]]]] = {
@@ -141,11 +192,50 @@ WEAKENED: Final[dict[tuple[str, str], Callable[[], Model[Any]]]] = {
     ("stripes", "returning_members_are_noted"): lambda: _stripes(2, 1, returning_members_are_noted=False),
     ("stripes", "clear_compares"): lambda: _stripes(2, 1, clear_compares=False),
     ("stripes", "clear_wants_all_homes"): lambda: _stripes(2, 1, clear_wants_all_homes=False),
+    ("log", "append_compares_the_leader"): lambda: _log(append_compares_the_leader=False),
+    ("log", "parts_go_in_order"): lambda: _log(parts_go_in_order=False),
+    ("log", "last_part_is_acknowledged"): lambda: _log(last_part_is_acknowledged=False),
+    ("log", "taken_is_done_with_equal_bytes"): lambda: _log(taken_is_done_with_equal_bytes=False),
+    ("log", "part_is_no_group"): lambda: _log(part_is_no_group=False),
+    ("log", "key_comes_before_the_reading"): lambda: _log(key_comes_before_the_reading=False),
+    ("log", "leader_reads_to_the_end"): lambda: _log(leader_reads_to_the_end=False),
+    ("log", "reading_begins_at_its_own_end"): lambda: _log(reading_begins_at_its_own_end=False),
+    ("log", "leftovers_are_removed"): lambda: _log(leftovers_are_removed=False),
+    ("log", "removal_compares_the_part"): lambda: _log(removal_compares_the_part=False),
+    ("log", "journal_follows_the_log"): lambda: _log(journal_follows_the_log=False),
+    ("log", "trimmed_behind_two"): lambda: _log(trimmed_behind_two=False),
+    ("log", "trimmed_behind_syncs"): lambda: _log(trimmed_behind_syncs=False),
+    ("log", "old_replicas_do_not_lead"): lambda: _log(3, 1, old_replicas_do_not_lead=False),
+    ("log", "trimming_is_recorded"): lambda: _log(3, 1, trimming_is_recorded=False),
+    ("log", "only_groups_behind_the_trimmed_are_taken"): lambda: _log(
+        3, 1, only_groups_behind_the_trimmed_are_taken=False
+    ),
+    ("log", "trimming_compares_the_records"): lambda: _log(3, 1, 1, trimming_compares_the_records=False),
+    ("log", "new_replicas_say_so_first"): lambda: _log(2, 1, 1, new_replicas_say_so_first=False),
+    ("leases", "reads_are_under_the_lease"): lambda: _leases(reads_are_under_the_lease=False),
+    ("leases", "lease_counts_from_the_sending"): lambda: _leases(lease_counts_from_the_sending=False),
+    ("leases", "a_second_is_left"): lambda: _leases(a_second_is_left=False),
+    ("leases", "clocks_count_while_suspended"): lambda: _leases(clocks_count_while_suspended=False),
+    ("leases", "lost_leases_are_not_renewed"): lambda: _leases(lost_leases_are_not_renewed=False),
+    ("leases", "followers_do_not_read"): lambda: _leases(followers_do_not_read=False),
+    ("stamps", "changes_wait_for_heads"): lambda: _stamps(changes_wait_for_heads=False),
+    ("stamps", "reads_wait_for_heads"): lambda: _stamps(reads_wait_for_heads=False),
+    ("stamps", "rights_end_with_the_lease"): lambda: _stamps(rights_end_with_the_lease=False),
+    ("stamps", "rights_are_given_under_the_lease"): lambda: _stamps(rights_are_given_under_the_lease=False),
+    ("stamps", "rights_count_from_the_sending"): lambda: _stamps(rights_count_from_the_sending=False),
+    ("stamps", "said_behind_the_turn"): lambda: _stamps(said_behind_the_turn=False),
+    ("stamps", "end_is_loaded_first"): lambda: _stamps(end_is_loaded_first=False),
+    ("stamps", "taught_behind_durable"): lambda: _stamps(taught_behind_durable=False),
+    ("stamps", "noted_when_read"): lambda: _stamps(noted_when_read=False),
+    ("stamps", "rights_stay_behind_turns"): lambda: _stamps(rights_stay_behind_turns=False),
+    ("stamps", "joining_ends_what_clients_keep"): lambda: _stamps(joining_ends_what_clients_keep=False),
 }
 """Each rule, weakened in the smallest model that notices it."""
 
 SPARE: Final[dict[tuple[str, str], Callable[[], Model[Any]]]] = {
     ("copies", "notes_commits"): lambda: _copies(notes_commits=False),
     ("moves", "sweep_compares, behind the change"): lambda: _steady(sweep_compares=NOTHING),
+    ("log", "append_compares_the_part"): lambda: _log(append_compares_the_part=False),
 }
-"""Rules without which a model holds: `touched` protects what a session commits, and every row has its marks."""
+"""Rules without which a model holds: `touched` protects what a session commits, every row has its marks, and one leader
+puts one group at a sequence."""
