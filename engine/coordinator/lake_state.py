@@ -64,6 +64,8 @@ NO_EPOCH: Final = RingEpoch(0)
 NO_GENERATION: Final = GcGeneration(0)
 FIRST_PARTITION: Final = Partition(0)
 LAST_PARTITION: Final = Partition(0xFFFF)
+_CLEARED_MAX: Final = COORDINATOR_OPERATIONS_MAX - 1
+"""One comparison is left for a coordinator that is fenced (`engine.coordinator.fenced_coordinator`)."""
 
 
 class Dirty(msgspec.Struct, frozen=True):
@@ -229,8 +231,8 @@ class LakeState:
         Those that were noted anew stay as they are.  Cancelled, some may have been cleared.
         """
         clean: set[Partition] = set()
-        for first in range(0, len(notes), COORDINATOR_OPERATIONS_MAX):
-            clean |= await self._clear(notes[first : first + COORDINATOR_OPERATIONS_MAX])
+        for first in range(0, len(notes), _CLEARED_MAX):
+            clean |= await self._clear(notes[first : first + _CLEARED_MAX])
         return clean
 
     async def _clear(self, notes: Sequence[Dirty]) -> set[Partition]:
