@@ -32,6 +32,7 @@ from engine.coordinator.coordinator import (
 from engine.coordinator.records import (
     EPOCH_KEY,
     EPOCHS,
+    ETCD_KEY,
     GENERATION_KEY,
     LAKE_KEY,
     MEMBERS,
@@ -40,6 +41,7 @@ from engine.coordinator.records import (
     WALKER_KEY,
     DirtyRecord,
     EpochRecord,
+    EtcdRecord,
     GenerationRecord,
     LakeRecord,
     MemberRecord,
@@ -106,6 +108,18 @@ class LakeState:
         """Return the lake; None before it was made."""
         entry = (await self._coordinator.get(LAKE_KEY)).entry
         return None if entry is None else decode(LakeRecord, entry.value)
+
+    async def etcd(self) -> EtcdRecord | None:
+        """Return where the lake's etcd is; None for a lake without."""
+        entry = (await self._coordinator.get(ETCD_KEY)).entry
+        return None if entry is None else decode(EtcdRecord, entry.value)
+
+    async def record_etcd(self, etcd: EtcdRecord) -> None:
+        """Record where the lake's etcd is."""
+        value = encode(etcd)
+        entry = (await self._coordinator.get(ETCD_KEY)).entry
+        if entry is None or entry.value != value:
+            await self._coordinator.transact([], [Put(ETCD_KEY, value)])
 
     async def register(self, member: MemberRecord) -> MemberRecord:
         """Record a new member, or where and how large a known one is now; returns the record, with its state.

@@ -146,9 +146,8 @@ def test_a_move_that_is_killed_at_any_step_leaves_one_in_charge(killed: str, is_
             await put(etcd, CHARGE_KEY, encode(ChargeRecord(LAKE, Charge.LEFT, 0, b"i" * 16)))
             await put(etcd, dirty_key(Partition(777)), b"of an earlier time")
             failing = Failing(table if killed == "source" else etcd, step, is_done=is_done)
-            pair = (failing, etcd) if killed == "source" else (table, failing)
             with suppress(EngineUnreachable):
-                await move(*sides(*pair), LAKE)
+                await move(*sides(*((failing, etcd) if killed == "source" else (table, failing))), LAKE)
             serving = await in_charge(table, etcd)
             assert await lasting(serving) == before
             await put(serving, b"walk", b"changed since")
