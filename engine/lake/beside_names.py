@@ -1,4 +1,4 @@
-"""How a process without names reaches the lake: by the names of another process, or by the lake's etcd.
+"""The ways by which a process without names reaches the lake: by the names of another process, or by the lake's etcd.
 
     without etcd    coordinator and names are at one address, that of the machine with the names, or of its process
     with etcd       the coordinator is the etcd, which says where the names are that lead

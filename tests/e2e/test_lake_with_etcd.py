@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.test_lake_on_devices import content
+import lakefs
+from engine.lake.machine import read_machine
+from tests.e2e.test_lake_on_devices import content, processes
 from tests.e2e.test_lake_on_machines import Machine, eventually
 from tests.etcd_rig import EtcdCluster, running_etcd
 
@@ -87,3 +92,80 @@ def test_a_lake_moves_to_an_etcd_outlives_its_faults_and_moves_back(etcd: EtcdCl
     machine.lose_power()
     machine.start()
     assert machine.get("back") == LONG
+
+
+class MachineWithHeads(Machine):
+    """A machine whose clients are served by two more processes."""
+
+    def __init__(self, folder: Path, devices: int) -> None:
+        super().__init__(folder, devices)
+        self._options = ("--heads", "2")
+
+    def heads(self) -> list[int]:
+        return [pid for pid, arguments in processes() if "--head" in arguments and str(self.socket) in arguments]
+
+
+@contextmanager
+def machines_of(folder: Path) -> Iterator[tuple[MachineWithHeads, MachineWithHeads]]:
+    machines = MachineWithHeads(folder / "first", 2), MachineWithHeads(folder / "second", 1)
+    try:
+        yield machines
+    finally:
+        for machine in machines[::-1]:
+            if machine.process is not None and machine.process.poll() is None:
+                assert machine.stop() == 0
+
+
+def goes(machine: Machine, key: str) -> bool:
+    """Return True if a machine stores and reads."""
+    return machine("put", "-", f"bucket/{key}", stdin=LONG).code == 0 and machine("cat", f"bucket/{key}").out == LONG
+
+
+def test_machines_find_the_names_by_the_etcd_and_learn_that_there_is_one_or_none(tmp_path: Path) -> None:
+    with running_etcd(tmp_path / "etcd") as etcd, machines_of(tmp_path) as (first, second):
+        first.init("prod", "--protect", "1+1", "--accept-loss", "--etcd", etcd.urls[0])
+        first.start()
+        second.join(first)
+        record = read_machine(second.devices[0])
+        assert record is not None
+        assert record.etcd is not None
+        assert record.etcd.is_settled, "it has the etcd from the machine that it joined"
+        second.start()
+        assert goes(first, "first")
+        assert goes(second, "second")
+        assert first.get("second") == second.get("first") == LONG
+        with lakefs.connect(second.server) as client:
+            assert client.get("bucket/first") == LONG
+            asked = [pid for pid in second.heads() if is_connected(pid, first.listen)]
+            assert asked, "heads ask the names at the address of their leader"
+
+        first.lose_power()
+        assert second("cat", "bucket/first").code != 0
+        first.start()
+        eventually(lambda: goes(second, "again"), "the second machine does not find the names again")
+        second.lose_power()
+        second.start()
+        assert goes(second, "restarted")
+
+        assert first.stop() == 0
+        first.init("prod", "--no-etcd")
+        first.start()
+        assert first.get("restarted") == LONG
+        assert not goes(second, "stale"), "its coordinator is not the lake's any more"
+        assert second.stop() == 0
+        second.start()
+        record = read_machine(second.devices[0])
+        assert record is not None
+        assert record.etcd is None, "it has learned that from the names"
+        assert goes(second, "without")
+        etcd.nodes[0].kill()
+        assert first.get("without") == second.get("again") == LONG
+
+
+def is_connected(pid: int, address: str) -> bool:
+    """Return True if a process has a connection to an address of IPv4."""
+    host, _, port = address.rpartition(":")
+    wanted = f"{int.from_bytes(socket.inet_aton(host), 'little'):08X}:{int(port):04X}"
+    ours = {os.readlink(each.path) for each in os.scandir(f"/proc/{pid}/fd") if each.is_symlink()}
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(fields[2] == wanted and f"socket:[{fields[9]}]" in ours for fields in lines)
