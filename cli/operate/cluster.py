@@ -252,12 +252,12 @@ def _add(folder: Path, folders: list[Path], *, replaces: str = "") -> None:
         notice(f"lake: {folder} becomes a member with the next start of lake serve that has it among its data")
 
 
-def _check_etcd(place: EtcdPlace) -> None:
-    """Refuse an etcd that cannot be reached with what was given.  Errors of `LakeEtcd.reach` and `access_of`."""
+def _check_etcd(place: EtcdPlace, lake: bytes) -> None:
+    """Refuse an etcd that cannot be reached with what was given, or has another lake of that name."""
     from cli.terminal.process import run_loop
     from engine.lake.lake_etcd import check_etcd
 
-    run_loop(partial(check_etcd, place))
+    run_loop(partial(check_etcd, place, lake))
 
 
 def _folders(data: tuple[str, ...], file: str | None) -> tuple[list[Path], Config]:

@@ -97,6 +97,14 @@ async def move(source: Side, destination: Side, lake: bytes) -> ChargeRecord:
     return served
 
 
+def refuse_other_lake(found: ChargeRecord, lake: bytes, place: str) -> None:
+    """Raise PreconditionFailed if a coordinator's record is another lake's."""
+    if found.lake != lake:
+        raise PreconditionFailed(
+            f"{place} holds another lake, {found.lake.hex()}, not {lake.hex()}; choose another name", subject=place
+        )
+
+
 def refuse_unless_in_charge(found: ChargeRecord | None, lake: bytes, place: str, incarnation: bytes = b"") -> None:
     """Raise StoreUnusable unless a coordinator's record says that it is in charge of a lake.
 
@@ -130,11 +138,8 @@ def _is_ahead(record: ChargeRecord, other: ChargeRecord | None) -> bool:
 def _of_lake(entry: Entry | None, lake: bytes, side: Side) -> ChargeRecord | None:
     """Return the record in an entry.  PreconditionFailed for another lake's."""
     record = None if entry is None else decode(ChargeRecord, entry.value)
-    if record is not None and record.lake != lake:
-        raise PreconditionFailed(
-            f"{side.place} holds another lake, {record.lake.hex()}, not {lake.hex()}; choose another name",
-            subject=side.place,
-        )
+    if record is not None:
+        refuse_other_lake(record, lake, side.place)
     return record
 
 

@@ -26,7 +26,7 @@ from engine.coordinator.records import EtcdRecord, LakeRecord
 from engine.coordinator.remote_coordinator import open_remote_coordinator
 from engine.head.leader_link import leader_at, names_led_by
 from engine.head.names_link import ConnectNames, names_at
-from engine.lake.etcd_place import EtcdPlace, place_in
+from engine.lake.etcd_place import joined_place, place_in
 from engine.lake.lake_etcd import WAITING_FOR_ETCD, open_lake_etcd
 from engine.lake.machine import keep_machine, with_etcd
 from engine.lake.plan import LakePlan
@@ -101,10 +101,10 @@ async def learned(plan: LakePlan) -> LakePlan:
     except LakeError as error:
         _log.info("the names were not asked for the lake's etcd", reason=error.message)
         return plan
-    own = plan.machine.etcd
-    if _is_known(own, etcd):
+    wanted = None if etcd is None else joined_place(place_in(etcd), plan.machine.etcd)
+    if wanted == plan.machine.etcd:
         return plan
-    machine = with_etcd(plan.machine, None if etcd is None else place_in(etcd))
+    machine = with_etcd(plan.machine, wanted)
     keep_machine([folder for folder in plan.folders if plan.is_wanted(folder)], machine, plan.token)
     return replace(plan, machine=machine)
 
@@ -115,13 +115,6 @@ async def _asked(plan: LakePlan) -> EtcdRecord | None:
     async with open_remote_coordinator(address, token=plan.token, lake=plan.lake_id) as coordinator:
         await coordinator.connect()
         return await LakeState(coordinator).etcd()
-
-
-def _is_known(own: EtcdPlace | None, etcd: EtcdRecord | None) -> bool:
-    """Return True if a machine's record has the very etcd; its endpoints and files may be its own."""
-    if own is None or etcd is None:
-        return own is None and etcd is None
-    return (own.name, own.cluster, own.incarnation) == (etcd.name, etcd.cluster, etcd.incarnation)
 
 
 def _moved() -> EngineUnreachable:

@@ -29,7 +29,8 @@ class EtcdPlace(msgspec.Struct, frozen=True, omit_defaults=True):
     """The etcd of a lake, and the lake's name there.
 
     `user` and paths of files: password, CA, certificate and key of this client; empty: none.  `cluster` and
-    `incarnation`, in hex, are empty until the lake has moved there.  `leaves`: it is to move back.
+    `incarnation`, in hex, are empty until the lake has moved there.  `leaves`: it is to move back.  `is_own`:
+    endpoints and files were given for this machine alone.
     """
 
     endpoints: tuple[str, ...]
@@ -42,6 +43,7 @@ class EtcdPlace(msgspec.Struct, frozen=True, omit_defaults=True):
     cluster: str = ""
     incarnation: str = ""
     leaves: bool = False
+    is_own: bool = False
 
     @property
     def is_settled(self) -> bool:
@@ -83,13 +85,19 @@ def place_of(
 def record_of(place: EtcdPlace) -> EtcdRecord:
     """Return the record of a place for machines that join."""
     fields = msgspec.structs.asdict(place)
-    del fields["leaves"]
-    return EtcdRecord(**fields)
+    return EtcdRecord(**{field: fields[field] for field in EtcdRecord.__struct_fields__})
 
 
 def place_in(record: EtcdRecord) -> EtcdPlace:
     """Return the place in a record."""
     return EtcdPlace(**msgspec.structs.asdict(record))
+
+
+def joined_place(lakes: EtcdPlace, own: EtcdPlace | None) -> EtcdPlace:
+    """Return the place of a lake's etcd on a machine that has joined: with endpoints and files of its own, if any."""
+    if own is None or not own.is_own:
+        return lakes
+    return msgspec.structs.replace(own, name=lakes.name, cluster=lakes.cluster, incarnation=lakes.incarnation)
 
 
 def access_of(place: EtcdPlace) -> EtcdAccess:

@@ -19,7 +19,7 @@ from engine.coordinator.lake_state import LakeState
 from engine.coordinator.records import EtcdRecord, LakeRecord
 from engine.coordinator.remote_coordinator import open_remote_coordinator
 from engine.host.local_disk import make_folders
-from engine.lake.etcd_place import EtcdPlace, place_in
+from engine.lake.etcd_place import EtcdPlace, joined_place, place_in
 from engine.lake.folders import check_devices, holds_member, holds_names, look_at_folders, records_in
 from engine.lake.lake_etcd import check_etcd
 from engine.lake.machine import (
@@ -64,12 +64,12 @@ def open_to_machines(
     *,
     protect: str = "",
     accept_loss: bool = False,
-    check_etcd: Callable[[EtcdPlace], None] = lambda _: None,
+    check_etcd: Callable[[EtcdPlace, bytes], None] = lambda place, lake: None,
 ) -> MachineRecord:
     """Let the lake of these folders have a name, and listen for other machines; folders that hold nothing become one.
 
     `protect` and `accept_loss` are for a lake that is yet to be made.  `check_etcd` refuses the etcd that an operator
-    gives, before anything is written.  InvalidArgument for an address that others
+    gives for this lake, before anything is written.  InvalidArgument for an address that others
     cannot use, or fewer devices than the protection needs; PreconditionFailed on a machine that has joined a lake, for
     `protect` of a lake that was made, and for another name at etcd than it has.  Errors of `look_at_folders` and
     `write_machine`.  Blocks.
@@ -95,7 +95,7 @@ def open_to_machines(
     )
     wanted = with_etcd(wanted, _etcd_of(machine, place))
     if place.etcd is not None and wanted.etcd is not None:
-        check_etcd(wanted.etcd)
+        check_etcd(wanted.etcd, bytes.fromhex(machine.lake))
     used = [folder for folder in folders if is_new or holds_member(folder)]
     return _written(used, machine, wanted, token_in(folders) or new_token())
 
@@ -115,9 +115,10 @@ async def join(folders: Sequence[Path], names_at: str, token: str, place: Place)
         raise PreconditionFailed(f"the lake at {names_at} has not been made yet", subject=names_at)
     if place.etcd is not None and etcd is None:
         raise PreconditionFailed(f"the lake at {names_at} has no etcd", subject=names_at)
-    joined_etcd = None if etcd is None else joined_place(place_in(etcd), place.etcd)
+    own = None if place.etcd is None else msgspec.structs.replace(place.etcd, is_own=True)
+    joined_etcd = None if etcd is None else joined_place(place_in(etcd), own)
     if joined_etcd is not None:
-        await check_etcd(joined_etcd)
+        await check_etcd(joined_etcd, lake.lake)
     for folder in folders:
         make_folders(folder)
     machine = _machine_for(folders, lake.lake)
@@ -167,13 +168,6 @@ async def _lake_at(names_at: str, token: str) -> tuple[LakeRecord | None, EtcdRe
                     raise
                 await trio.sleep(CONNECT_PAUSE_S)
     raise AssertionError("the last try returns or raises")
-
-
-def joined_place(lakes: EtcdPlace, own: EtcdPlace | None) -> EtcdPlace:
-    """Return the place of a lake's etcd on a machine that has joined: its own endpoints and files, if it has any."""
-    if own is None:
-        return lakes
-    return msgspec.structs.replace(own, name=lakes.name, cluster=lakes.cluster, incarnation=lakes.incarnation)
 
 
 def _etcd_of(machine: MachineRecord, place: Place) -> EtcdPlace | None:

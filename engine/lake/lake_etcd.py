@@ -20,7 +20,7 @@ import trio
 
 from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.fenced_coordinator import FencedCoordinator
-from engine.coordinator.moving import Side
+from engine.coordinator.moving import Side, charge_of, refuse_other_lake
 from engine.lake.etcd_place import EtcdPlace, access_of
 from lakefs.errors import EngineBusy, EngineUnreachable, StoreUnusable
 
@@ -110,7 +110,13 @@ async def open_lake_etcd(place: EtcdPlace, lake: bytes) -> AsyncIterator[LakeEtc
         yield LakeEtcd(place, etcd, lake)
 
 
-async def check_etcd(place: EtcdPlace) -> None:
-    """Look if an etcd answers with what a place has.  Errors of `access_of` and `LakeEtcd.reach`."""
-    async with open_lake_etcd(place, b"") as etcd:
+async def check_etcd(place: EtcdPlace, lake: bytes) -> None:
+    """Look if an etcd answers with what a place has.
+
+    PreconditionFailed for the name of another lake; errors of `access_of` and `LakeEtcd.reach`.
+    """
+    async with open_lake_etcd(place, lake) as etcd:
         await etcd.reach()
+        found = await charge_of(etcd.side.coordinator)
+        if found is not None:
+            refuse_other_lake(found, lake, place.words)

@@ -21,11 +21,11 @@ from cli.serve.serve import serve
 from engine.head import names_link
 from engine.host.clock import SystemClock
 from engine.host.local_disk import LocalDisk
+from engine.lake.beside_names import WAITING_FOR_NAMES
 from engine.lake.folders import check_devices, look_at_folders
 from engine.lake.joining import add_folder
 from engine.lake.lake_members import ADD_IT, HOLDS_NOTHING
 from engine.lake.machine import made, new_machine, write_machine
-from engine.lake.parts import WAITING_FOR_NAMES
 from engine.lake.plan import refuse_other_protection
 from engine.superblock.superblock import NO_CLUSTER, open_store, read_superblock, refuse_other_role
 from engine.walker import membership

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 import trio
 
-from engine.lake.etcd_place import EtcdPlace, access_of, place_in, place_of, record_of
-from engine.lake.joining import Place, joined_place, open_to_machines
-from engine.lake.lake_etcd import open_lake_etcd
+from engine.coordinator.records import EtcdRecord
+from engine.lake.etcd_place import EtcdPlace, access_of, joined_place, place_in, place_of, record_of
+from engine.lake.joining import Place, open_to_machines
+from engine.lake.lake_etcd import check_etcd, open_lake_etcd
 from engine.lake.machine import MachineRecord, new_machine, read_machine, with_etcd, write_machine
 from lakefs.errors import ConfigError, EngineUnreachable, InvalidArgument, LakeError, PreconditionFailed, StoreUnusable
 
@@ -135,8 +136,8 @@ def test_an_operator_says_and_takes_back_the_etcd_of_a_lake(tmp_path: Path) -> N
 
 
 def test_nothing_is_written_when_the_etcd_is_refused(tmp_path: Path) -> None:
-    def refuse(place: EtcdPlace) -> None:
-        assert place.name, "its name is known"
+    def refuse(place: EtcdPlace, lake: bytes) -> None:
+        assert place.name == lake.hex()
         raise EngineUnreachable("nothing there")
 
     place = Place("10.0.0.4:9100", etcd=place_of("http://10.0.0.1:2379", ""))
@@ -146,9 +147,13 @@ def test_nothing_is_written_when_the_etcd_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_joins_may_have_endpoints_and_files_of_its_own() -> None:
-    own = place_of("https://127.0.0.1:2379", "ignored", ca="/here/ca")
+    given = place_of("https://127.0.0.1:2379", "", ca="/here/ca")
+    own = msgspec.structs.replace(given, is_own=True)
     assert joined_place(SETTLED, None) == SETTLED
-    assert joined_place(SETTLED, own) == EtcdPlace(
+    assert joined_place(SETTLED, given) == SETTLED, "these were the lake's of an earlier time"
+    wanted = EtcdPlace(own.endpoints, SETTLED.name, ca="/here/ca", cluster="ab", incarnation="cd" * 16, is_own=True)
+    assert joined_place(SETTLED, own) == wanted
+    assert record_of(wanted) == EtcdRecord(
         own.endpoints, SETTLED.name, ca="/here/ca", cluster="ab", incarnation="cd" * 16
     )
 
@@ -188,6 +193,9 @@ def test_an_etcd_that_was_made_anew_is_refused_and_said(tmp_path: Path) -> None:
         assert refusal is None
         assert place.cluster
         assert state_of(place)[1] is None
+        trio.run(check_etcd, place, LAKE)
+        with pytest.raises(PreconditionFailed, match=f"holds another lake, {LAKE.hex()}"):
+            trio.run(check_etcd, place, LAKE[::-1])
         _, refusal = state_of(msgspec.structs.replace(place, endpoints=other.urls))
         assert isinstance(refusal, StoreUnusable)
         assert "is another cluster" in refusal.message
