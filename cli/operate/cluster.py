@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
+    from engine.lake.etcd_place import EtcdPlace
     from lakefs.client.blocking.lake import Lake
     from lakefs.config.settings import Config
 
@@ -42,9 +44,42 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def etcd_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of the lake's etcd; the command gets the place that they say, as `etcd`, None without any."""
+    options = (
+        click.option("--etcd-key", default="", metavar="FILE", help="The key of that certificate, PEM."),
+        click.option("--etcd-cert", default="", metavar="FILE", help="The lake's certificate for etcd, PEM."),
+        click.option("--etcd-ca", default="", metavar="FILE", help="Who signed etcd's certificates, PEM."),
+        click.option("--etcd-password-file", default="", metavar="FILE", help="The password of that user, mode 0600."),
+        click.option("--etcd-user", default="", metavar="NAME", help="The lake's user at etcd."),
+        click.option("--etcd", default="", metavar="URL,URL,URL", help="The etcd that coordinates the lake."),
+    )
+
+    @wraps(command)
+    def with_etcd(
+        etcd: str, etcd_user: str, etcd_password_file: str, etcd_ca: str, etcd_cert: str, etcd_key: str, **rest: Any
+    ) -> Any:
+        from engine.lake.etcd_place import place_of
+
+        name = rest.pop("etcd_name", "")
+        files = {"password_file": etcd_password_file, "ca": etcd_ca, "certificate": etcd_cert, "key": etcd_key}
+        if not etcd and any((name, etcd_user, *files.values())):
+            raise InvalidArgument("these are options of an etcd: give its URLs, with --etcd")
+        place = place_of(etcd, name, user=etcd_user, **files) if etcd else None
+        return command(etcd=place, **rest)
+
+    wrapped: Callable[..., Any] = with_etcd
+    for option in options:
+        wrapped = option(wrapped)
+    return wrapped
+
+
 @cluster.command()
 @click.argument("name")
 @place_options
+@etcd_options
+@click.option("--etcd-name", default="", metavar="NAME", help="The lake's name at etcd; else its id.")
+@click.option("--no-etcd", is_flag=True, help="Let a lake that has an etcd be without one again.")
 @click.option("--protect", default="", metavar="K+M", help="Data and parity shards of a new lake; 4+2, chosen once.")
 @click.option("--accept-loss", is_flag=True, help="Make a lake although the loss of one device would harm it.")
 def init(
@@ -56,17 +91,23 @@ def init(
     file: str | None,
     protect: str,
     accept_loss: bool,
+    etcd: EtcdPlace | None,
+    no_etcd: bool,
 ) -> None:
     """Make a lake of several machines in this one's folders, or open the lake in them to other machines.
 
-    Names will be on this machine.  It listens from the next start of lake serve on.
+    Names will be on this machine.  It listens from the next start of lake serve on; and then the lake moves to an etcd
+    that is given, or back.
     """
     from engine.lake.joining import Place, open_to_machines
     from engine.superblock.secret_files import CLUSTER_TOKEN_FILE
 
     folders, settings = _folders(data, file)
     protect = protect or (settings.protect if settings.origins["protect"] != "default" else "")
-    open_to_machines(folders, name, Place(listen, rack, zone), protect=protect, accept_loss=accept_loss)
+    if etcd is not None and no_etcd:
+        raise InvalidArgument("give --etcd or --no-etcd")
+    place = Place(listen, rack, zone, etcd, no_etcd)
+    open_to_machines(folders, name, place, protect=protect, accept_loss=accept_loss, check_etcd=_check_etcd)
     notice(f"lake: {name} listens at {listen} from the next start of lake serve on")
     notice(
         f"lake: copy {folders[0] / CLUSTER_TOKEN_FILE} to each other machine, readable by its owner alone, and there:"
@@ -80,21 +121,28 @@ def init(
     "--token-file", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The lake's cluster.token."
 )
 @place_options
+@etcd_options
 def join(
-    names_at: str, token_file: Path, listen: str, data: tuple[str, ...], rack: str, zone: str, file: str | None
+    names_at: str,
+    token_file: Path,
+    listen: str,
+    data: tuple[str, ...],
+    rack: str,
+    zone: str,
+    file: str | None,
+    etcd: EtcdPlace | None,
 ) -> None:
     """Let this machine's folders become members of the lake whose names listen at HOST:PORT.
 
-    They are members from the next start of lake serve on, with these folders as its data.
+    They are members from the next start of lake serve on, with these folders as its data.  Where the lake has an etcd,
+    this machine takes its URLs and files' paths from the one that it joins; --etcd gives others.
     """
-    from functools import partial
-
     from cli.terminal.process import run_loop
     from engine.lake.joining import Place, join as joined
 
     folders, _ = _folders(data, file)
     token = _token(token_file)
-    record = run_loop(partial(joined, folders, names_at, token, Place(listen, rack, zone)))
+    record = run_loop(partial(joined, folders, names_at, token, Place(listen, rack, zone, etcd)))
     notice(f"lake: this machine joins the lake {record.name or record.lake} with the next start of lake serve")
 
 
@@ -202,6 +250,14 @@ def _add(folder: Path, folders: list[Path], *, replaces: str = "") -> None:
         notice(f"lake: {folder} becomes a member; see it with: lake cluster status")
     else:
         notice(f"lake: {folder} becomes a member with the next start of lake serve that has it among its data")
+
+
+def _check_etcd(place: EtcdPlace, lake: bytes) -> None:
+    """Refuse an etcd that cannot be reached with what was given, or has another lake of that name."""
+    from cli.terminal.process import run_loop
+    from engine.lake.lake_etcd import check_etcd
+
+    run_loop(partial(check_etcd, place, lake))
 
 
 def _folders(data: tuple[str, ...], file: str | None) -> tuple[list[Path], Config]:

@@ -11,8 +11,9 @@ from cli.terminal.output import escaped, human_bytes, iso_time
 def lake_lines(lake: dict[str, Any], folders: Sequence[dict[str, Any]] = ()) -> list[str]:
     """Return the lines about a lake; `folders` are those of this machine, with the member in each."""
     places = {each["member"]: each["folder"] for each in folders}
+    etcd = [_line("etcd", _etcd(lake["etcd"]))] if "etcd" in lake else []
     if "members" not in lake:
-        return [_line("lake", lake["reason"])]
+        return [_line("lake", lake["reason"]), *etcd]
     gc = lake["gc"]
     lines = [
         _line(
@@ -24,6 +25,7 @@ def lake_lines(lake: dict[str, Any], folders: Sequence[dict[str, Any]] = ()) -> 
         outlives(lake),
         _line("walker", _walker(lake)),
         _line("gc", f"generation {lake['gc_generation']}, {_gc(gc)}"),
+        *etcd,
     ]
     bad = [copy for copy in lake["names"].get("copies", ()) if copy["state"] != "good"]
     return lines + [_line(f"names in {copy['folder']}", f"{copy['state']}: {copy['reason']}") for copy in bad]
@@ -107,6 +109,11 @@ def _walker(lake: dict[str, Any]) -> str:
     if lake["ring_epochs"] > 1:
         told.append(f"{lake['ring_epochs']} tables in use")
     return ", ".join(told)
+
+
+def _etcd(etcd: dict[str, Any]) -> str:
+    told = f"{', '.join(etcd['endpoints'])}, lake {etcd['name']}, cluster {etcd['cluster'] or 'not known yet'}"
+    return told + ("" if etcd["reachable"] else f", cannot be reached: {etcd['reason']}")
 
 
 def _gc(gc: dict[str, Any]) -> str:

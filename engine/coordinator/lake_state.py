@@ -32,6 +32,7 @@ from engine.coordinator.coordinator import (
 from engine.coordinator.records import (
     EPOCH_KEY,
     EPOCHS,
+    ETCD_KEY,
     GENERATION_KEY,
     LAKE_KEY,
     MEMBERS,
@@ -40,6 +41,7 @@ from engine.coordinator.records import (
     WALKER_KEY,
     DirtyRecord,
     EpochRecord,
+    EtcdRecord,
     GenerationRecord,
     LakeRecord,
     MemberRecord,
@@ -64,6 +66,8 @@ NO_EPOCH: Final = RingEpoch(0)
 NO_GENERATION: Final = GcGeneration(0)
 FIRST_PARTITION: Final = Partition(0)
 LAST_PARTITION: Final = Partition(0xFFFF)
+_CLEARED_MAX: Final = COORDINATOR_OPERATIONS_MAX - 1
+"""One comparison is left for a coordinator that is fenced (`engine.coordinator.fenced_coordinator`)."""
 
 
 class Dirty(msgspec.Struct, frozen=True):
@@ -104,6 +108,18 @@ class LakeState:
         """Return the lake; None before it was made."""
         entry = (await self._coordinator.get(LAKE_KEY)).entry
         return None if entry is None else decode(LakeRecord, entry.value)
+
+    async def etcd(self) -> EtcdRecord | None:
+        """Return where the lake's etcd is; None for a lake without."""
+        entry = (await self._coordinator.get(ETCD_KEY)).entry
+        return None if entry is None else decode(EtcdRecord, entry.value)
+
+    async def record_etcd(self, etcd: EtcdRecord) -> None:
+        """Record where the lake's etcd is."""
+        value = encode(etcd)
+        entry = (await self._coordinator.get(ETCD_KEY)).entry
+        if entry is None or entry.value != value:
+            await self._coordinator.transact([], [Put(ETCD_KEY, value)])
 
     async def register(self, member: MemberRecord) -> MemberRecord:
         """Record a new member, or where and how large a known one is now; returns the record, with its state.
@@ -229,8 +245,8 @@ class LakeState:
         Those that were noted anew stay as they are.  Cancelled, some may have been cleared.
         """
         clean: set[Partition] = set()
-        for first in range(0, len(notes), COORDINATOR_OPERATIONS_MAX):
-            clean |= await self._clear(notes[first : first + COORDINATOR_OPERATIONS_MAX])
+        for first in range(0, len(notes), _CLEARED_MAX):
+            clean |= await self._clear(notes[first : first + _CLEARED_MAX])
         return clean
 
     async def _clear(self, notes: Sequence[Dirty]) -> set[Partition]:

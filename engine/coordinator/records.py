@@ -11,6 +11,9 @@
     walk                        WalkRecord        the position of the walk through all partitions
     openings/ID                 OpeningRecord     the last opening of a member's store; ID in hex
     names/SHARD/...             LogRecord, ...    the log of the names' groups (`engine.format.group_parts`)
+    coordinator                 ChargeRecord      whether this coordinator is the lake's, or has been, or will be
+    etcd                        EtcdRecord        where the lake's etcd is, for machines that join
+    names/0000/leader           LeaderRecord      the replica of the names that leads, on its lease
 
 A value is a msgpack array that begins with its version; fields are appended, never moved.  An unknown version is
 refused by name (StoreUnusable).  A ring epoch's table is bytes of another format, which has a version of its own.
@@ -40,6 +43,11 @@ MEMBERS: Final = b"members/", b"members0"
 """Begin and end of the keys of members."""
 EPOCHS: Final = b"epochs/", b"epochs0"
 """Begin and end of the keys of ring epochs' tables."""
+CHARGE_KEY: Final = b"coordinator"
+ETCD_KEY: Final = b"etcd"
+NAMES: Final = b"names/", b"names0"
+"""Begin and end of the keys of the names themselves: who leads, and what their replicas share."""
+LEADER_KEY: Final = b"names/0000/leader"
 DIRTY: Final = b"dirty/", b"dirty0"
 """Begin and end of the keys of dirty partitions."""
 OPENINGS: Final = b"openings/", b"openings0"
@@ -157,6 +165,66 @@ class ReplicaRecord(msgspec.Struct, frozen=True, array_like=True):
     kept: Sequence
 
 
+class Charge(StrEnum):
+    """A coordinator's part while a lake moves from one to another (`engine.coordinator.moving`)."""
+
+    MOVING = "being moved"
+    """It is being filled, and is not in charge."""
+    SERVES = "moved"
+    """It is in charge."""
+    LEAVING = "leaving"
+    """It is in charge, and is copied to another one: nothing may be changed."""
+    LEFT = "left"
+    """Another one is in charge."""
+
+
+class ChargeRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A coordinator's part in a lake.
+
+    `turn` grows with each move; of two that are in charge the higher one is.  `incarnation` is drawn with each move.
+    `place`: words that say where the one in charge is, when this one has left.
+    """
+
+    lake: bytes
+    state: Charge
+    turn: int
+    incarnation: bytes
+    place: str = ""
+
+    @property
+    def is_in_charge(self) -> bool:
+        """True if the lake is this coordinator's, as far as it knows."""
+        return self.state in (Charge.SERVES, Charge.LEAVING)
+
+
+class EtcdRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Where the etcd of a lake is: its URLs, the lake's name there, and which cluster and incarnation it is, in hex.
+
+    `user`, and paths of files on the machine that wrote this: password, CA, certificate, key; empty: none.
+    """
+
+    endpoints: tuple[str, ...]
+    name: str
+    user: str = ""
+    password_file: str = ""
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    cluster: str = ""
+    incarnation: str = ""
+
+
+class LeaderRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The replica of the names that leads: its id, its machine's, and the addresses at which it serves.
+
+    An address `unix:` is of use on that machine alone.
+    """
+
+    replica: bytes
+    machine: str
+    addresses: tuple[str, ...]
+
+
 class _Versioned(msgspec.Struct, frozen=True, array_like=True):
     """The stored array: its version, and the record."""
 
@@ -174,6 +242,9 @@ Record = (
     | OpeningRecord
     | LogRecord
     | ReplicaRecord
+    | ChargeRecord
+    | EtcdRecord
+    | LeaderRecord
 )
 R = TypeVar("R", bound=Record)
 _encoder: Final = msgspec.msgpack.Encoder()

@@ -83,6 +83,11 @@ class EtcdCoordinator:
         self._prefix = prefix
         self._watches = 0
 
+    @property
+    def cluster(self) -> int:
+        """The id of the etcd that answered last; 0 before that."""
+        return self._link.cluster
+
     async def connect(self) -> None:
         """Ask etcd for nothing: for a start, which shall say why it cannot.
 

@@ -10,6 +10,7 @@ Rules kept here:
 - Only a status that says that nothing was done (`Status.is_open` is False) ends a call as its answer.
 - A call that is cancelled waits ETCD_CANCEL_S for the answer of a request that is under way, so that a request that
   etcd will do is done, nearly always, when the call returns.
+- An answer of another etcd than the one that is meant is EngineUnreachable: what it has is not this lake's.
 - Password and token are in no message and no log.
 
 Callbacks of gRPC run in its own threads; they only wake the loop.
@@ -81,7 +82,8 @@ class EtcdAccess:
     """Where an etcd is, and what it asks for.
 
     `endpoints` are URLs, `http://HOST:PORT` or `https://HOST:PORT`, in the order in which they are tried.  PEM texts:
-    `ca` (None: the system's), `certificate` and `key` of this client.
+    `ca` (None: the system's), `certificate` and `key` of this client.  `cluster` is the id of the only etcd that is
+    meant; 0: any.
     """
 
     endpoints: tuple[str, ...]
@@ -90,6 +92,7 @@ class EtcdAccess:
     key: bytes | None = field(default=None, repr=False)
     user: str = ""
     password: str = field(default="", repr=False)
+    cluster: int = 0
 
 
 class Endpoint:
@@ -128,6 +131,8 @@ class EtcdLink:
         self._endpoints = [Endpoint(url, access) for url in access.endpoints]
         self._used = 0
         self._token = ""
+        self.cluster = 0
+        """The id of the etcd that answered last; 0 before that."""
         self._authenticating = trio.Lock()
         self._closed = False
         self._under_way: set[trio.Event] = set()
@@ -182,7 +187,10 @@ class EtcdLink:
             if isinstance(answer, Status) and answer.is_token_refused and self._access.user and tokens < _TOKENS_MAX:
                 tokens += 1
                 continue
-            if not isinstance(answer, Status) or not answer.is_open:
+            if not isinstance(answer, Status):
+                self._check_cluster(endpoint, answer)
+                return answer, is_repeat
+            if not answer.is_open:
                 return answer, is_repeat
             is_repeat = True
             self.leave(endpoint, answer)
@@ -191,6 +199,16 @@ class EtcdLink:
             if trio.current_time() >= until:
                 raise error_of(answer, endpoint.address)
         raise AssertionError("tries do not end")
+
+    def _check_cluster(self, endpoint: Endpoint, answer: e.Message) -> None:
+        """Note which etcd answered.  EngineUnreachable for another one than is meant."""
+        self.cluster = answer.header.cluster_id
+        if self._access.cluster and self.cluster != self._access.cluster:
+            raise EngineUnreachable(
+                f"etcd at {endpoint.address} is another cluster, {self.cluster:x}, not {self._access.cluster:x}: it "
+                "was made anew or put back from a backup; bring the right one back",
+                subject=endpoint.address,
+            )
 
     async def _ask_once(
         self, endpoint: Endpoint, method: Method, request: e.Message, timeout_s: float

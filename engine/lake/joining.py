@@ -7,7 +7,7 @@ acts on them at its next start, and on a new device's within some seconds.  All 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,10 +16,12 @@ import msgspec
 import trio
 
 from engine.coordinator.lake_state import LakeState
-from engine.coordinator.records import LakeRecord
+from engine.coordinator.records import EtcdRecord, LakeRecord
 from engine.coordinator.remote_coordinator import open_remote_coordinator
 from engine.host.local_disk import make_folders
+from engine.lake.etcd_place import EtcdPlace, joined_place, place_in
 from engine.lake.folders import check_devices, holds_member, holds_names, look_at_folders, records_in
+from engine.lake.lake_etcd import check_etcd
 from engine.lake.machine import (
     MachineRecord,
     machine_of,
@@ -27,6 +29,7 @@ from engine.lake.machine import (
     new_machine,
     replaced_in,
     token_in,
+    with_etcd,
     write_machine,
     write_replaced,
 )
@@ -41,21 +44,35 @@ _PORT_MAX: Final = 65_535
 
 
 class Place(NamedTuple):
-    """A machine as its lake sees it: where it listens for the others, and the domains that it is in."""
+    """A machine as its lake sees it: where it listens for the others, the domains that it is in, and the etcd.
+
+    `etcd` is the operator's; None: that which the record or the lake has.  Its name may be empty: then it is the lake's
+    id.  `no_etcd`: the lake is to have none.
+    """
 
     listen: str
     rack: str = ""
     zone: str = ""
+    etcd: EtcdPlace | None = None
+    no_etcd: bool = False
 
 
 def open_to_machines(
-    folders: Sequence[Path], name: str, place: Place, *, protect: str = "", accept_loss: bool = False
+    folders: Sequence[Path],
+    name: str,
+    place: Place,
+    *,
+    protect: str = "",
+    accept_loss: bool = False,
+    check_etcd: Callable[[EtcdPlace, bytes], None] = lambda place, lake: None,
 ) -> MachineRecord:
     """Let the lake of these folders have a name, and listen for other machines; folders that hold nothing become one.
 
-    `protect` and `accept_loss` are for a lake that is yet to be made.  InvalidArgument for an address that others
-    cannot use, or fewer devices than the protection needs; PreconditionFailed on a machine that has joined a lake, and
-    for `protect` of a lake that was made.  Errors of `look_at_folders` and `write_machine`.  Blocks.
+    `protect` and `accept_loss` are for a lake that is yet to be made.  `check_etcd` refuses the etcd that an operator
+    gives for this lake, before anything is written.  InvalidArgument for an address that others
+    cannot use, or fewer devices than the protection needs; PreconditionFailed on a machine that has joined a lake, for
+    `protect` of a lake that was made, and for another name at etcd than it has.  Errors of `look_at_folders` and
+    `write_machine`.  Blocks.
     """
     _check_listen(place.listen, len(folders))
     for folder in folders:
@@ -76,6 +93,9 @@ def open_to_machines(
         protect=protect or machine.protect,
         accept_loss=accept_loss or machine.accept_loss,
     )
+    wanted = with_etcd(wanted, _etcd_of(machine, place))
+    if place.etcd is not None and wanted.etcd is not None:
+        check_etcd(wanted.etcd, bytes.fromhex(machine.lake))
     used = [folder for folder in folders if is_new or holds_member(folder)]
     return _written(used, machine, wanted, token_in(folders) or new_token())
 
@@ -85,19 +105,27 @@ async def join(folders: Sequence[Path], names_at: str, token: str, place: Place)
 
     EngineUnreachable, PermissionDenied, UnsupportedVersion when there are no names, or the token is another one's.
     InvalidArgument for an address that others cannot use; PreconditionFailed where the names are on this machine;
-    StoreUnusable for folders of another lake or of one engine.  Cancelled, some folders may be prepared.
+    StoreUnusable for folders of another lake or of one engine.  Errors of `check_etcd` for the lake's etcd.
+    Cancelled, some folders may be prepared.
     """
     _check_listen(place.listen, len(folders))
     parse_address(names_at)
-    lake = await _lake_at(names_at, token)
+    lake, etcd = await _lake_at(names_at, token)
     if lake is None:
         raise PreconditionFailed(f"the lake at {names_at} has not been made yet", subject=names_at)
+    if place.etcd is not None and etcd is None:
+        raise PreconditionFailed(f"the lake at {names_at} has no etcd", subject=names_at)
+    own = None if place.etcd is None else msgspec.structs.replace(place.etcd, is_own=True)
+    joined_etcd = None if etcd is None else joined_place(place_in(etcd), own)
+    if joined_etcd is not None:
+        await check_etcd(joined_etcd, lake.lake)
     for folder in folders:
         make_folders(folder)
     machine = _machine_for(folders, lake.lake)
     wanted = msgspec.structs.replace(
         machine, name=lake.name, listen=place.listen, names_at=names_at, rack=place.rack, zone=place.zone
     )
+    wanted = with_etcd(wanted, joined_etcd)
     wanted = made(wanted, Protection(lake.data_shards, lake.parity_shards))
     return _written(folders, machine, wanted, token)
 
@@ -127,18 +155,39 @@ def add_folder(folders: Sequence[Path], new: Path, *, replaces: str = "") -> Mac
     return machine
 
 
-async def _lake_at(names_at: str, token: str) -> LakeRecord | None:
-    """Return the record of the lake whose names listen there; None before it was made.  Errors as of `join`."""
+async def _lake_at(names_at: str, token: str) -> tuple[LakeRecord | None, EtcdRecord | None]:
+    """Return the lake whose names listen there, None before it was made, and its etcd.  Errors as of `join`."""
     async with open_remote_coordinator(f"tcp://{names_at}", token=token) as coordinator:
         for tries_left in range(CONNECT_TRIES)[::-1]:
             try:
                 await coordinator.connect()
-                return await LakeState(coordinator).lake()
+                state = LakeState(coordinator)
+                return await state.lake(), await state.etcd()
             except EngineUnreachable:  # names that have just made a table, on a busy machine, may answer late
                 if not tries_left:
                     raise
                 await trio.sleep(CONNECT_PAUSE_S)
     raise AssertionError("the last try returns or raises")
+
+
+def _etcd_of(machine: MachineRecord, place: Place) -> EtcdPlace | None:
+    """Return the etcd that the lake is to have: at its next start it moves there, or back.  PreconditionFailed."""
+    known, wanted = machine.etcd, place.etcd
+    if place.no_etcd:
+        return None if known is None else msgspec.structs.replace(known, leaves=True)
+    if wanted is None:
+        return known
+    if not wanted.name:
+        wanted = msgspec.structs.replace(wanted, name=machine.lake if known is None else known.name)
+    if known is None:
+        return wanted
+    if known.incarnation and known.name != wanted.name:
+        raise PreconditionFailed(
+            f"this lake is at etcd under the name {known.name}; let it come back first, with --no-etcd and a start",
+            subject=wanted.name,
+        )
+    # One that was on its way back is settled by a move.
+    return msgspec.structs.replace(wanted, cluster=known.cluster, incarnation="" if known.leaves else known.incarnation)
 
 
 def _machine_for(folders: Sequence[Path], lake_id: bytes) -> MachineRecord:

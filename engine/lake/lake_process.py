@@ -257,7 +257,15 @@ def plan_lake(config: Config, member_command: MemberCommand, options: LakeOption
         restored=options.restored,
         upload_expiry_s=config.upload_expiry,
         tier=_tier(config, tier_share(config)),
+        names_listen=_names_listen(config, machine),
     )
+
+
+def _names_listen(config: Config, machine: MachineRecord) -> tuple[str, ...]:
+    """Return the addresses of this machine's names: for its heads, and for other machines."""
+    address = port_of(machine, 0)
+    heads = (names_socket(config.socket),) if config.heads > 1 else ()
+    return (*heads, f"tcp://{address}") if address is not None else heads
 
 
 def plan_head(config: Config, names: str) -> LakePlan:

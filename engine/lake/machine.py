@@ -27,6 +27,7 @@ import structlog
 
 from engine.host.local_disk import LocalDisk
 from engine.host.small_file import replace_small_file
+from engine.lake.etcd_place import EtcdPlace
 from engine.superblock.secret_files import CLUSTER_TOKEN_FILE, TOKEN_FILE, keep_token, new_token, read_token
 from lakefs.cluster.protection import Protection
 from lakefs.errors import LakeError, StoreUnusable
@@ -38,6 +39,8 @@ REPLACES_FILE: Final = "machine.replaces"
 RECORD_BYTES_MAX: Final = 16 << 10
 """Names of hosts and domains: a record has some hundred bytes."""
 _VERSION: Final = 1
+_VERSION_WITH_ETCD: Final = 2
+"""A release that knows no etcd must not take such a lake's table of the names for its coordinator."""
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -46,7 +49,8 @@ class MachineRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `number` grows with each change.  `listen`: HOST:PORT for other machines; empty: there are none.  `names_at`:
     HOST:PORT of the machine with the names; empty: that is this one.  `is_made`: the lake has had its first table, and
-    is never made anew.  `protect` is its protection.  `accept_loss` is for making it.
+    is never made anew.  `protect` is its protection.  `accept_loss` is for making it.  `etcd`: the lake's coordinator;
+    None: it is a table of the names.
     """
 
     machine: str
@@ -61,6 +65,7 @@ class MachineRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     protect: str = ""
     accept_loss: bool = False
     version: int = _VERSION
+    etcd: EtcdPlace | None = None
 
 
 def new_machine(lake_id: bytes) -> MachineRecord:
@@ -71,6 +76,13 @@ def new_machine(lake_id: bytes) -> MachineRecord:
 def made(record: MachineRecord, protection: Protection) -> MachineRecord:
     """Return the record of a machine whose lake has its first table, with that protection."""
     found = msgspec.structs.replace(record, is_made=True, protect=str(protection))
+    return found if found == record else msgspec.structs.replace(found, number=record.number + 1)
+
+
+def with_etcd(record: MachineRecord, etcd: EtcdPlace | None) -> MachineRecord:
+    """Return the record with another etcd, or with none."""
+    version = _VERSION if etcd is None else _VERSION_WITH_ETCD
+    found = msgspec.structs.replace(record, etcd=etcd, version=version)
     return found if found == record else msgspec.structs.replace(found, number=record.number + 1)
 
 
@@ -91,7 +103,7 @@ def read_machine(folder: Path) -> MachineRecord | None:
             f"{path} cannot be read; where another folder of this machine has one, remove it: {error}",
             subject=str(path),
         ) from error
-    if record.version != _VERSION:
+    if record.version not in (_VERSION, _VERSION_WITH_ETCD):
         raise StoreUnusable(f"{path} has version {record.version}: it is of a later release", subject=str(path))
     return record
 

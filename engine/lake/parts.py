@@ -29,20 +29,25 @@ import trio
 from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.coordinator_requests import coordinator_group
 from engine.coordinator.lake_state import NO_EPOCH, NO_GENERATION, LakeState
-from engine.coordinator.names_coordinator import open_names_coordinator
+from engine.coordinator.moving import charge_of, refuse_unless_in_charge
+from engine.coordinator.reads_only_coordinator import ReadsOnlyCoordinator
 from engine.coordinator.records import LakeRecord
-from engine.coordinator.remote_coordinator import RemoteCoordinator, open_remote_coordinator
 from engine.fabric.engine_fabric import EngineFabric
 from engine.format.layouts import StoreIdentity
 from engine.head.head import AboutMachine, Head, open_head
 from engine.head.head_tier import HeadMemory
-from engine.head.names_link import ConnectNames, NamesConnection, names_at
+from engine.head.names_link import ConnectNames, NamesConnection
 from engine.host.clock import SystemClock
+from engine.lake.beside_names import NAMES_PAUSE_S, WAITING_FOR_NAMES, learned, open_beside_names
 from engine.lake.children import open_children
+from engine.lake.etcd_place import record_of
+from engine.lake.lake_etcd import LakeEtcd, open_lake_etcd
 from engine.lake.lake_members import about_machine, members_to_start, registering, wait_for_members
 from engine.lake.machine import keep_machine, made
 from engine.lake.machine_lock import machine_locked
 from engine.lake.member_processes import MemberProcesses
+from engine.lake.moving_over import moved_over
+from engine.lake.names_here import TABLE, open_leading_names, open_names, open_table
 from engine.lake.plan import LakePlan, TierPlan, refuse_other_protection
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
@@ -52,7 +57,6 @@ from engine.members.member_links import MemberLinks, connect_member, open_member
 from engine.members.read_memory import ReadMemory, Take
 from engine.process.embedded import EmbeddedEngine
 from engine.process.mirrored_names import LocalNames
-from engine.process.names_place import open_local_names
 from engine.requests.bind import BindGate
 from engine.requests.table import NamesService
 from engine.store.local_store import ENGINE_THREADS
@@ -72,8 +76,6 @@ from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineService
 from lakefs.wire.frames import PROTOCOL_VERSION
 
-NAMES_PAUSE_S: Final = 2.0
-WAITING_FOR_NAMES: Final = "waiting for the names of the lake"
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -125,53 +127,71 @@ def open_lake(
 async def _open_with_names(plan: LakePlan, fabric: EngineFabric) -> AsyncIterator[LakeParts]:
     async with AsyncExitStack() as stack:
         offload = await stack.enter_async_context(ThreadOffload(ENGINE_THREADS, "lake"))
-        names = await stack.enter_async_context(_open_names(plan))
+        plan = await moved_over(plan)
+        base = await (_on_table if plan.machine.etcd is None else _on_etcd)(stack, plan)
+        names, coordinator = base.names, base.coordinator
         store, gate = names.store, BindGate()
         joined = JoinedGeneration(store.metadata, gate)
-        coordinator = await stack.enter_async_context(
-            open_names_coordinator(store.metadata, store.clock, store.superblock.incompat_features)
-        )
         state = LakeState(coordinator)
         protection = await _recorded(state, plan)
         is_made = await state.epoch() != NO_EPOCH
-        processes = await _open_processes(stack, plan, state, protection, is_made=is_made)
+        processes = base.processes or await _open_processes(stack, plan, state, protection, is_made=is_made)
         await wait_for_members(processes, state, plan, protection, is_made=is_made)
         plan = replace(plan, machine=made(plan.machine, protection))
         keep_machine([member.plan.folder for member in processes.all], plan.machine, plan.token)
         content = await _open_content(stack, plan, coordinator, offload)
-        upkeep = _upkeep(plan, names, gate, joined, coordinator, content, offload)
+        upkeep = _upkeep(plan, base, gate, joined, content, offload)
         serving = partial(NamesService, store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
         memory = await stack.enter_async_context(_head_memory(plan.tier, store.superblock.identity, offload, fabric))
         connect = _connecting(serving())
         about = partial(about_machine, plan, processes)
         head = await _open_head(stack, plan, about, connect, content, offload, store.clock, memory, fabric)
-        with_names = LakeNames(names, upkeep, serving(coordinator=coordinator_group(coordinator)))
+        with_names = LakeNames(names, upkeep, serving(coordinator=coordinator_group(base.served)))
         yield LakeParts(plan, processes, content.links, head, protection, offload, with_names, is_made_now=not is_made)
 
 
-def _open_names(plan: LakePlan) -> AbstractAsyncContextManager[LocalNames]:
-    return open_local_names(
-        plan.names_folders(),
-        lake_id=plan.lake_id,
-        protection_losses=plan.protection.parity,
-        is_new=plan.is_new,
-        without=plan.without,
-        restored=plan.restored,
-        is_usable=plan.may_have_names,
-    )
+class _Base(NamedTuple):
+    """Names and coordinator of the lake on the machine with the names."""
+
+    names: LocalNames
+    coordinator: Coordinator
+    served: Coordinator
+    """The coordinator that the names serve."""
+    etcd: LakeEtcd | None = None
+    processes: MemberProcesses | None = None
+    """The members, where they started before the names could be opened."""
+
+
+async def _on_table(stack: AsyncExitStack, plan: LakePlan) -> _Base:
+    """Open the names, with the coordinator's table in them.  StoreUnusable when that has moved to an etcd."""
+    names = await stack.enter_async_context(open_names(plan))
+    table = await stack.enter_async_context(open_table(names.store))
+    if (charge := await charge_of(table)) is not None:
+        refuse_unless_in_charge(charge, plan.lake_id, TABLE)
+    return _Base(names, table, table)
+
+
+async def _on_etcd(stack: AsyncExitStack, plan: LakePlan) -> _Base:
+    """Open the etcd, and the names as soon as it answers: other machines' heads may need the members before."""
+    assert plan.machine.etcd is not None, "the lake has one"
+    stack.enter_context(machine_locked(plan.folders))
+    etcd = await stack.enter_async_context(open_lake_etcd(plan.machine.etcd, plan.lake_id))
+    state = LakeState(etcd.coordinator)
+    processes = None
+    if plan.machine.is_made:
+        processes = await _open_processes(stack, plan, state, plan.protection, is_made=True)
+    await etcd.wait()
+    names = await stack.enter_async_context(open_leading_names(plan, etcd.coordinator))
+    await state.record_etcd(record_of(plan.machine.etcd))
+    return _Base(names, etcd.coordinator, ReadsOnlyCoordinator(etcd.coordinator), etcd, processes)
 
 
 def _upkeep(
-    plan: LakePlan,
-    names: LocalNames,
-    gate: BindGate,
-    joined: JoinedGeneration,
-    coordinator: Coordinator,
-    content: _Content,
-    offload: Offload,
+    plan: LakePlan, base: _Base, gate: BindGate, joined: JoinedGeneration, content: _Content, offload: Offload
 ) -> LakeUpkeep:
+    names = base.names
     return LakeUpkeep(
-        coordinator,
+        base.coordinator,
         content.links,
         content.stripes,
         names.store,
@@ -180,6 +200,7 @@ def _upkeep(
         offload,
         UpkeepSettings(name=plan.machine.name, upload_expiry_s=plan.upload_expiry_s),
         names_state=names.state,
+        etcd_state=None if base.etcd is None else base.etcd.state,
         on_change=content.links.view.on_change,
         take=content.take,
     )
@@ -222,40 +243,21 @@ def _connecting(service: NamesService) -> ConnectNames:
 async def _open_beside_names(
     plan: LakePlan, about: AboutMachine | None, fabric: EngineFabric
 ) -> AsyncIterator[LakeParts]:
-    address = plan.names_at
     async with AsyncExitStack() as stack:
         stack.enter_context(machine_locked(plan.folders))
         offload = await stack.enter_async_context(ThreadOffload(ENGINE_THREADS, "lake"))
-        coordinator = await stack.enter_async_context(
-            open_remote_coordinator(address, token=plan.token, lake=plan.lake_id)
-        )
-        state = LakeState(coordinator)
-        processes = await _open_processes(stack, plan, state, plan.protection, is_made=True)
-        record = await _wait_for_lake(coordinator, address)
+        plan = await learned(plan)
+        lake = await open_beside_names(stack, plan)
+        coordinator = lake.coordinator
+        processes = await _open_processes(stack, plan, LakeState(coordinator), plan.protection, is_made=True)
+        record = await lake.wait_for_lake()
         content = await _open_content(stack, plan, coordinator, offload)
         protection = Protection(record.data_shards, record.parity_shards)
         identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
         memory = await stack.enter_async_context(_head_memory(plan.tier, identity, offload, fabric))
-        connect = names_at(address, token=plan.token)
         about = about or partial(about_machine, plan, processes)
-        head = await _open_head(stack, plan, about, connect, content, offload, SystemClock(), memory, fabric)
+        head = await _open_head(stack, plan, about, lake.connect, content, offload, SystemClock(), memory, fabric)
         yield LakeParts(plan, processes, content.links, head, protection, offload, None, is_made_now=False)
-
-
-async def _wait_for_lake(coordinator: RemoteCoordinator, address: str) -> LakeRecord:
-    """Return the lake's record, when the names can be reached and the lake was made."""
-    state = LakeState(coordinator)
-    while True:
-        try:
-            await coordinator.connect()
-            record = await state.lake()
-            if record is not None and await state.epoch() != NO_EPOCH:
-                return record
-            reason = "the lake has not been made yet"
-        except (EngineUnreachable, EngineBusy) as error:
-            reason = error.message
-        _log.warning(WAITING_FOR_NAMES, address=address, reason=reason)
-        await trio.sleep(NAMES_PAUSE_S)
 
 
 @asynccontextmanager

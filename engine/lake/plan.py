@@ -45,6 +45,8 @@ class LakePlan:
     without: frozenset[CopyId] = frozenset()
     restored: bool = False
     tier: TierPlan = TierPlan()
+    names_listen: tuple[str, ...] = ()
+    """Addresses at which this machine's names are found, where it has them."""
     names_socket: str = ""
     """Address of the names for one more head of the machine that has them; empty for all others."""
 

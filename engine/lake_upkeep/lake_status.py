@@ -56,6 +56,7 @@ class LakeStatus:
         clock: Clock,
         name: str = "",
         names_state: Callable[[], dict[str, Any]] = dict,
+        etcd_state: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         self._members = members
         self._state = state
@@ -65,6 +66,7 @@ class LakeStatus:
         self._clock = clock
         self._name = name
         self._names_state = names_state
+        self._etcd_state = etcd_state
         self._asking = trio.Lock()
         self._asked_at = float("-inf")
         self._statuses: _Statuses = {}
@@ -83,7 +85,8 @@ class LakeStatus:
             openings = await self._state.openings()
             dirty = self._walks.many_dirty or len(await self._state.dirty())
         except LakeError as error:
-            return {"lake": {"name": self._name, "reason": f"the coordinator cannot be asked: {error.message}"}}
+            reason = f"the coordinator cannot be asked: {error.message}"
+            return {"lake": {"name": self._name, "reason": reason, **self._etcd()}}
         records = [record for record in known if record.state is not MemberState.REMOVED]
         async with self._asking:
             if self._clock.monotonic() - self._asked_at >= MEMBERS_AGE_S:
@@ -102,6 +105,7 @@ class LakeStatus:
             "walker": self._walker(dirty, records),
             "gc": {"running": self._gc.running, "last_ended_ns": self._gc.last_ended_ns, "last": self._last_gc()},
             "names": self._names_state(),
+            **self._etcd(),
         }
         return {
             "disk": self._room(protection.data / protection.width),
@@ -193,6 +197,10 @@ class LakeStatus:
         placed = {member.id for member in self._members.tables[0].members}
         is_whole = not dirty and placed <= {record.member for record in records}
         return {**found, "healed": bool(found["healed"]) and is_whole, "dirty_partitions": dirty}
+
+    def _etcd(self) -> dict[str, Any]:
+        """Return the part about the lake's etcd; empty without one."""
+        return {} if self._etcd_state is None else {"etcd": self._etcd_state()}
 
     def _last_gc(self) -> dict[str, Any] | None:
         return None if self._gc.last is None else gc_report(asdict(self._gc.last))

@@ -95,13 +95,15 @@ class LakeUpkeep:
         settings: UpkeepSettings | None = None,
         *,
         names_state: Callable[[], dict[str, Any]] = dict,
+        etcd_state: Callable[[], dict[str, Any]] | None = None,
         on_change: OnChange | None = None,
         take: Take = take_anew,
     ) -> None:
         """`gate` and `joined` are those of the names' service.  `take`: memory for shards that the walker reads.
 
-        `names_state`: where names lie, for status (`LocalNames.state`).  `on_change`: calls a function after each
-        change of the lake's records (`LakeView.on_change`); without, they are looked at every `look_interval_s`.
+        `names_state`: where names lie, for status (`LocalNames.state`).  `etcd_state`: the state of the lake's etcd;
+        None: it has none.  `on_change`: calls a function after each change of the lake's records
+        (`LakeView.on_change`); without, they are looked at every `look_interval_s`.
         """
         settings = settings or UpkeepSettings()
         table = members.tables[0]
@@ -135,7 +137,7 @@ class LakeUpkeep:
         self.scrub: Final = LakeScrub(members, self.state)
         self.fsck: Final = LakeFsck(members, self.state, stripes, names, code, self.walker)
         self._status = LakeStatus(
-            members, self.state, self.walks, self.gc, self.scrub, clock, settings.name, names_state
+            members, self.state, self.walks, self.gc, self.scrub, clock, settings.name, names_state, etcd_state
         )
 
     @property

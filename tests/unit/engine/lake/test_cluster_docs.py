@@ -13,19 +13,29 @@ from typing import Final
 
 import click
 import pytest
+from grpc import StatusCode
 
 from cli.operate.cluster import cluster
 from cli.operate.lake_lines import lake_lines, outlives
 from cli.operate.replacing import check_room, smaller_by
 from cli.serve.serve import serve
+from engine.coordinator.moving import refuse_unless_in_charge
+from engine.coordinator.reads_only_coordinator import MOVED
+from engine.coordinator.records import Charge, ChargeRecord
+from engine.etcd.etcd_link import EtcdAccess, EtcdLink
+from engine.etcd.etcd_messages import RangeResponse
+from engine.etcd.etcd_status import Status, error_of
 from engine.head import names_link
 from engine.host.clock import SystemClock
 from engine.host.local_disk import LocalDisk
+from engine.lake.beside_names import WAITING_FOR_NAMES
+from engine.lake.etcd_place import EtcdPlace
 from engine.lake.folders import check_devices, look_at_folders
 from engine.lake.joining import add_folder
+from engine.lake.lake_etcd import WAITING_FOR_ETCD
 from engine.lake.lake_members import ADD_IT, HOLDS_NOTHING
 from engine.lake.machine import made, new_machine, write_machine
-from engine.lake.parts import WAITING_FOR_NAMES
+from engine.lake.names_here import TABLE
 from engine.lake.plan import refuse_other_protection
 from engine.superblock.superblock import NO_CLUSTER, open_store, read_superblock, refuse_other_role
 from engine.walker import membership
@@ -170,6 +180,31 @@ def test_what_is_logged_and_refused_while_a_lake_serves_is_quoted() -> None:
     for phrase in ("drain it, and wait until that is done", "add another one first"):
         assert phrase in said
         assert f"`{phrase}`" in QUOTED
+
+
+def test_refusals_of_an_etcd_are_quoted() -> None:
+    place = EtcdPlace(("http://10.0.0.4:2379",), "prod")
+    left = ChargeRecord(LAKE, Charge.LEFT, 1, LAKE, place.words)
+    for found, where in ((None, place.words), (left, TABLE)):
+        with pytest.raises(LakeError) as refused:
+            refuse_unless_in_charge(found, LAKE, where)
+        assert is_quoted(refused.value.message)
+    link = EtcdLink(EtcdAccess(place.endpoints, cluster=0x1F))
+    with pytest.raises(LakeError) as other:
+        link._check_cluster(link.endpoint, RangeResponse(header={"cluster_id": 0x2E}))
+    link.close()
+    assert is_quoted(other.value.message)
+    assert is_quoted(MOVED)
+    full = error_of(Status(StatusCode.RESOURCE_EXHAUSTED, "database space exceeded"), "10.0.0.4:2379")
+    assert f"`{full.message.partition('; ')[2]}`" in QUOTED
+    assert f"`{WAITING_FOR_ETCD}`" in QUOTED
+
+
+def test_the_line_of_an_etcd_is_quoted() -> None:
+    urls = ["http://10.0.0.4:2379", "http://10.0.0.5:2379"]
+    etcd = {"endpoints": urls, "name": "prod", "cluster": "1f", "reachable": False, "reason": "etcd at ..."}
+    assert is_quoted(lake_lines({**_lake(), "etcd": etcd})[-1])
+    assert is_quoted(lake_lines({"reason": "", "etcd": etcd})[-1]), "also when the coordinator cannot be asked"
 
 
 def _constants(path: Path) -> Iterator[str]:

@@ -102,7 +102,7 @@ def test_a_record_that_cannot_be_read_is_refused_by_name_and_others_are_used(tmp
 
 
 def test_a_record_of_a_later_release_is_refused(tmp_path: Path) -> None:
-    (tmp_path / MACHINE_FILE).write_bytes(msgspec.json.encode(MachineRecord("aa", LAKE.hex(), version=2)))
+    (tmp_path / MACHINE_FILE).write_bytes(msgspec.json.encode(MachineRecord("aa", LAKE.hex(), version=3)))
     with pytest.raises(StoreUnusable, match="later release"):
         read_machine(tmp_path)
 

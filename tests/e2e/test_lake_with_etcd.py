@@ -1,0 +1,183 @@
+"""A lake whose coordinator is an etcd, as an operator moves it there, breaks it, and takes it back."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lakefs
+from engine.lake.etcd_place import EtcdPlace
+from engine.lake.machine import read_machine
+from tests.e2e.test_lake_on_devices import content, processes
+from tests.e2e.test_lake_on_machines import Machine, eventually
+from tests.etcd_rig import EtcdCluster, running_etcd
+
+pytestmark = [pytest.mark.slow]
+LONG = content(3, 5_000_001)
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
+    with running_etcd(tmp_path / "etcd", 3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path / "machine", 2)
+    try:
+        yield machine
+    finally:
+        if machine.process is not None and machine.process.poll() is None:
+            assert machine.stop() == 0
+
+
+def etcd_of(machine: Machine) -> dict[str, Any]:
+    found: dict[str, Any] = machine.status()["etcd"]
+    return found
+
+
+def test_a_lake_moves_to_an_etcd_outlives_its_faults_and_moves_back(etcd: EtcdCluster, machine: Machine) -> None:
+    machine.init("prod", "--protect", "1+1", "--accept-loss")
+    machine.start()
+    machine.put("before", LONG)
+    assert "etcd" not in machine.status()
+    assert machine.stop() == 0
+
+    machine.init("prod", "--etcd", ",".join(etcd.urls))
+    machine.start()
+    assert machine.get("before") == LONG
+    machine.put("there", LONG)
+    found = etcd_of(machine)
+    assert found["endpoints"] == list(etcd.urls)
+    assert found["reachable"]
+    assert found["cluster"]
+    said = machine.good("cluster", "status").text
+    assert f"etcd                                    {etcd.urls[0]}, " in said
+
+    machine.lose_power()
+    machine.start()
+    assert machine.get("there") == LONG
+    etcd.leader().kill()
+    machine.put("without its leader", LONG)
+    assert machine.get("without its leader") == LONG
+    machine.good("gc")
+
+    for node in etcd.nodes:
+        node.kill()
+    machine.put("without etcd", LONG)
+    assert machine.get("without etcd") == LONG
+    machine.good("mv", "bucket/without etcd", "bucket/moved")
+    assert "the coordinator cannot be asked: etcd at" in machine.good("cluster", "status").text
+    assert not etcd_of(machine)["reachable"]
+    for node in etcd.nodes:
+        node.start(etcd.names)
+    eventually(lambda: etcd_of(machine)["reachable"], "etcd is not found again")
+    machine.good("gc")
+    assert machine.stop() == 0
+
+    machine.init("prod", "--no-etcd")
+    machine.start()
+    assert "etcd" not in machine.status()
+    for key in ("before", "there", "without its leader", "moved"):
+        assert machine.get(key) == LONG
+    machine.put("back", LONG)
+    for node in etcd.nodes:
+        node.kill()
+    machine.lose_power()
+    machine.start()
+    assert machine.get("back") == LONG
+
+
+class MachineWithHeads(Machine):
+    """A machine whose clients are served by two more processes."""
+
+    def __init__(self, folder: Path, devices: int) -> None:
+        super().__init__(folder, devices)
+        self._options = ("--heads", "2")
+
+    def heads(self) -> list[int]:
+        return [pid for pid, arguments in processes() if "--head" in arguments and str(self.socket) in arguments]
+
+
+@contextmanager
+def machines_of(folder: Path) -> Iterator[tuple[MachineWithHeads, MachineWithHeads]]:
+    machines = MachineWithHeads(folder / "first", 2), MachineWithHeads(folder / "second", 1)
+    try:
+        yield machines
+    finally:
+        for machine in machines[::-1]:
+            if machine.process is not None and machine.process.poll() is None:
+                assert machine.stop() == 0
+
+
+def goes(machine: Machine, key: str) -> bool:
+    """Return True if a machine stores and reads."""
+    return machine("put", "-", f"bucket/{key}", stdin=LONG).code == 0 and machine("cat", f"bucket/{key}").out == LONG
+
+
+def etcd_in(machine: Machine) -> EtcdPlace | None:
+    record = read_machine(machine.devices[0])
+    assert record is not None
+    return record.etcd
+
+
+def test_machines_find_the_names_by_the_etcd_and_learn_that_there_is_one_or_none(tmp_path: Path) -> None:
+    with running_etcd(tmp_path / "etcd") as etcd, machines_of(tmp_path) as (first, second):
+        first.init("prod", "--protect", "1+1", "--accept-loss")
+        first.start()
+        second.join(first)
+        second.start()
+        assert goes(second, "before")
+
+        assert first.stop() == 0
+        first.init("prod", "--etcd", etcd.urls[0])
+        first.start()
+        assert second.get("before") == LONG, "one that does not know it yet reads on"
+        assert second.stop() == 0
+        second.start()
+        learned = etcd_in(second)
+        assert learned is not None
+        assert learned.is_settled
+        assert learned == etcd_in(first)
+        second.join(first)
+        assert etcd_in(second) == learned, "joining says the same"
+        assert goes(first, "first")
+        assert goes(second, "second")
+        assert first.get("second") == second.get("first") == LONG
+        with lakefs.connect(second.server) as client:
+            assert client.get("bucket/first") == LONG
+            asked = [pid for pid in second.heads() if is_connected(pid, first.listen)]
+            assert asked, "heads ask the names at the address of their leader"
+
+        first.lose_power()
+        assert second("cat", "bucket/first").code != 0
+        first.start()
+        eventually(lambda: goes(second, "again"), "the second machine does not find the names again")
+
+        assert first.stop() == 0
+        first.init("prod", "--no-etcd")
+        first.start()
+        assert first.get("again") == LONG
+        assert not goes(second, "stale"), "its coordinator is not the lake's any more"
+        assert second.stop() == 0
+        second.start()
+        assert etcd_in(second) is None, "it has learned that from the names"
+        assert goes(second, "without")
+        etcd.nodes[0].kill()
+        assert first.get("without") == second.get("again") == LONG
+
+
+def is_connected(pid: int, address: str) -> bool:
+    """Return True if a process has a connection to an address of IPv4."""
+    host, _, port = address.rpartition(":")
+    wanted = f"{int.from_bytes(socket.inet_aton(host), 'little'):08X}:{int(port):04X}"
+    ours = {os.readlink(each.path) for each in os.scandir(f"/proc/{pid}/fd") if each.is_symlink()}
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(fields[2] == wanted and f"socket:[{fields[9]}]" in ours for fields in lines)
