@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import grpc
 import pytest
 
 WITHOUT_ETCD: Final = "no etcd: install Debian's etcd-server and etcd-client, or run `make setup`"
@@ -167,24 +166,3 @@ def _answers(node: EtcdNode) -> bool:
                     return True
         time.sleep(0.05)
     return False
-
-
-def compact(url: str, revision: int) -> None:
-    """Let an etcd forget what was before a revision; does nothing if it has."""
-    with grpc.insecure_channel(url.removeprefix("http://"), options=(("grpc.enable_http_proxy", 0),)) as channel:
-        call = channel.unary_unary("/etcdserverpb.KV/Compact")
-        try:
-            call(_compaction(revision), timeout=10)
-        except grpc.RpcError as error:
-            if error.code() != grpc.StatusCode.OUT_OF_RANGE:
-                raise
-
-
-def _compaction(revision: int) -> bytes:
-    """Return the request: a field of a whole number, which is the first."""
-    packed = bytearray(b"\x08")
-    while revision > 0x7F:
-        packed.append(revision & 0x7F | 0x80)
-        revision >>= 7
-    packed.append(revision)
-    return bytes(packed)

@@ -1,7 +1,7 @@
 """A coordinator in memory (`engine.coordinator.coordinator.Coordinator`), as plain as can be, for tests.
 
-It keeps every change since its beginning in a list, and forgets the oldest only by `HISTORY`.  Leases run by trio's
-clock.
+It keeps every change since its beginning in a list, and forgets the oldest only by `HISTORY`, or by `compact`.  Leases
+run by trio's clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from engine.coordinator.coordinator import (
 from engine.coordinator.coordinator_bounds import check_key, check_page, check_range, check_transaction, check_ttl
 from engine.coordinator.coordinator_table import bounded
 from engine.host.tasks import plain_errors
-from lakefs.errors import EngineUnreachable, RequestTooLarge
+from lakefs.errors import EngineUnreachable, InvalidArgument, RequestTooLarge
 from lakefs.ids import LeaseId, Revision
 from lakefs.limits import COORDINATOR_LEASE_KEYS_MAX, COORDINATOR_PAGE_BYTES_MAX
 
@@ -64,6 +64,7 @@ class MemoryCoordinator:
         self.history: list[Changes] = []
         self.changed = trio.lowlevel.ParkingLot()
         self.closed = False
+        self.forgotten = 0
         self._leases: dict[LeaseId, tuple[int, float]] = {}
         self._next_lease = 1
 
@@ -88,7 +89,12 @@ class MemoryCoordinator:
         return Page(tuple(page), self.revision, len(page) < len(inside))
 
     async def transact(
-        self, compares: Sequence[Compare], then_ops: Sequence[Operation], else_ops: Sequence[Operation] = ()
+        self,
+        compares: Sequence[Compare],
+        then_ops: Sequence[Operation],
+        else_ops: Sequence[Operation] = (),
+        *,
+        is_repeatable: bool = False,
     ) -> Transacted:
         check_transaction(compares, then_ops, else_ops)
         await self._reach()
@@ -105,6 +111,12 @@ class MemoryCoordinator:
                 raise RequestTooLarge(f"a lease has at most {COORDINATOR_LEASE_KEYS_MAX} keys")
         self._change(operations)
         return Transacted(Outcome.DONE if holds else Outcome.CONFLICT, self.revision, bounded(seen))
+
+    async def compact(self, revision: Revision) -> None:
+        await self._reach()
+        if revision > self.revision + 1:
+            raise InvalidArgument("that revision is yet to come")
+        self.forgotten = max(self.forgotten, revision - 1)
 
     def watch(self, begin: bytes, end: bytes, from_revision: Revision) -> _MemoryWatching:
         check_range(begin, end)
@@ -136,6 +148,10 @@ class MemoryCoordinator:
             for lease, (_, deadline) in list(self._leases.items()):
                 if deadline <= trio.current_time():
                     self._end(lease)
+
+    @property
+    def forgets_to(self) -> int:
+        return max(self.forgotten, self.revision - HISTORY)
 
     def _end(self, lease: LeaseId) -> None:
         if self._leases.pop(lease, None) is not None:
@@ -204,7 +220,7 @@ class _MemoryWatch:
         await trio.lowlevel.checkpoint()
         while not self._ended:
             event = self._next_event()
-            if event is not None and event.revision <= self._coordinator.revision - HISTORY:
+            if event is not None and event.revision <= self._coordinator.forgets_to:
                 self._ended = True
                 return ReadAnew()
             if event is not None:

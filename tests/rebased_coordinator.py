@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
@@ -26,13 +26,12 @@ from lakefs.ids import LeaseId, Revision
 
 
 class RebasedCoordinator:
-    """`Coordinator` behind a revision `base` of another.  `compact` forgets what was before a revision of the other."""
+    """`Coordinator` behind a revision `base` of another, which forgets all but `history` revisions."""
 
-    def __init__(self, other: Coordinator, base: Revision, history: int, compact: Callable[[int], None]) -> None:
+    def __init__(self, other: Coordinator, base: Revision, history: int) -> None:
         self._other = other
         self._base: Final = base
         self._history = history
-        self._compact = compact
         self._granted: list[LeaseId] = []
 
     async def get(self, key: bytes) -> Found:
@@ -45,7 +44,12 @@ class RebasedCoordinator:
         return Page(entries, self._ours(page.revision), page.more)
 
     async def transact(
-        self, compares: Sequence[Compare], then_ops: Sequence[Operation], else_ops: Sequence[Operation] = ()
+        self,
+        compares: Sequence[Compare],
+        then_ops: Sequence[Operation],
+        else_ops: Sequence[Operation] = (),
+        *,
+        is_repeatable: bool = False,
     ) -> Transacted:
         theirs = [
             replace(compare, revision=self._theirs(compare.revision))
@@ -53,10 +57,13 @@ class RebasedCoordinator:
             else compare
             for compare in compares
         ]
-        done = await self._other.transact(theirs, then_ops, else_ops)
+        done = await self._other.transact(theirs, then_ops, else_ops, is_repeatable=is_repeatable)
         if done.revision - self._base > self._history:
-            self._compact(done.revision - self._history)
+            await self._other.compact(Revision(done.revision - self._history + 1))
         return Transacted(done.outcome, self._ours(done.revision), tuple(map(self._entry, done.seen)))
+
+    async def compact(self, revision: Revision) -> None:
+        await self._other.compact(self._theirs(revision))
 
     def watch(self, begin: bytes, end: bytes, from_revision: Revision) -> AbstractAsyncContextManager[Watch]:
         return self._watching(self._other.watch(begin, end, self._theirs(from_revision)))

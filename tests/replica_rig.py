@@ -8,7 +8,7 @@ from unittest import mock
 
 import trio
 
-from engine.coordinator.coordinator import Coordinator
+from engine.coordinator.coordinator import Coordinator, Put
 from engine.format.group_parts import LogKeys
 from engine.format.layouts import Table
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
@@ -107,6 +107,7 @@ async def replicas_on(
     coordinator: Coordinator, count: int, sizes: MetadataSizes = DEFAULT_SIZES
 ) -> AsyncIterator[list[Replica]]:
     """Run so many replicas; the first leads.  They end with the block."""
+    await coordinator.transact([], [Put(KEYS.origin, place_of(coordinator, 1).replica)])
     places = [Replica(coordinator, number, sizes) for number in range(1, count + 1)]
     async with trio.open_nursery() as nursery:
         for place in places:

@@ -192,12 +192,32 @@ class Coordinator(Protocol):
         ...
 
     async def transact(
-        self, compares: Sequence[Compare], then_ops: Sequence[Operation], else_ops: Sequence[Operation] = ()
+        self,
+        compares: Sequence[Compare],
+        then_ops: Sequence[Operation],
+        else_ops: Sequence[Operation] = (),
+        *,
+        is_repeatable: bool = False,
     ) -> Transacted:
         """Do `then_ops` if all comparisons hold, else `else_ops`: at one revision, whole or not at all.
 
         At most COORDINATOR_OPERATIONS_MAX of each, COORDINATOR_TRANSACTION_BYTES_MAX in all; a branch names a key once.
         Durable on return.  Cancelled while it waits, it has been done whole or not at all, which a later read shows.
+
+        `is_repeatable` is the caller's word that the keys themselves tell whether a try was done.  The transaction may
+        then be done more than once, also a while after the answer, and the result is that of the last try: CONFLICT if
+        an earlier one has changed what is compared.  It costs less at an etcd, and fails less often.
+        """
+        ...
+
+    async def compact(self, revision: Revision) -> None:
+        """Forget the changes before a revision; does nothing if they are forgotten.  No key changes.
+
+        `revision` is one that an answer had, or the next; InvalidArgument for one that is yet to come.  A watch that
+        needs a forgotten change ends with `ReadAnew`.  An implementation with a bounded history may do nothing, and
+        then any revision will do.  A transaction whose answer was lost may raise EngineUnreachable though it was done,
+        if its changes are forgotten before it is asked again: leave the changes of some seconds.
+        Cancelled while it waits, it may have been done.
         """
         ...
 

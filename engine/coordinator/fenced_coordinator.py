@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Final, TypeVar
 
 from engine.coordinator.coordinator import Compare, Coordinator, Found, HasValue, Operation, Page, Transacted, Watch
@@ -93,12 +94,18 @@ class FencedCoordinator:
         return page
 
     async def transact(
-        self, compares: Sequence[Compare], then_ops: Sequence[Operation], else_ops: Sequence[Operation] = ()
+        self,
+        compares: Sequence[Compare],
+        then_ops: Sequence[Operation],
+        else_ops: Sequence[Operation] = (),
+        *,
+        is_repeatable: bool = False,
     ) -> Transacted:
         """Compare and change keys at one revision; see the port, and the head of the module."""
         assert not else_ops, "behind a fence nothing is done when a comparison fails"
         fence = await self._checked()
-        done = await self._answered(lambda: self._coordinator.transact([fence, *compares], then_ops))
+        ask = partial(self._coordinator.transact, [fence, *compares], then_ops, is_repeatable=is_repeatable)
+        done = await self._answered(ask)
         fenced, *seen = done.seen
         if fenced is None or fenced.value != fence.value:
             self._fence = None
@@ -106,6 +113,11 @@ class FencedCoordinator:
             raise EngineUnreachable(f"{self._place} was in other hands in the meantime", subject=self._place)
         self._revision = max(self._revision, done.revision)
         return Transacted(done.outcome, done.revision, tuple(seen))
+
+    async def compact(self, revision: Revision) -> None:
+        """Forget changes before a revision; see the port."""
+        await self._checked()
+        await self._answered(lambda: self._coordinator.compact(revision))
 
     def watch(self, begin: bytes, end: bytes, from_revision: Revision) -> AbstractAsyncContextManager[Watch]:
         """Watch a range; see the port."""

@@ -160,12 +160,23 @@ class NamesCoordinator:
         return await self._read(lambda view: page_of(view, max(begin, after + b"\0"), end, limit))
 
     async def transact(
-        self, compares: Sequence[Compare], then_ops: Sequence[Operation], else_ops: Sequence[Operation] = ()
+        self,
+        compares: Sequence[Compare],
+        then_ops: Sequence[Operation],
+        else_ops: Sequence[Operation] = (),
+        *,
+        is_repeatable: bool = False,
     ) -> Transacted:
-        """Compare and change keys at one revision; see the port."""
+        """Compare and change keys at one revision, once; see the port."""
         check_transaction(compares, then_ops, else_ops)
         grows = any(isinstance(operation, Put) for operation in (*then_ops, *else_ops))
         return await self._decide(lambda txn: self._transact(txn, compares, then_ops, else_ops), grows=grows)
+
+    async def compact(self, revision: Revision) -> None:
+        """Do nothing; see the port.  The history is bounded, and what it holds costs others no `ReadAnew`."""
+        await trio.lowlevel.checkpoint()
+        with self._reaching():
+            pass
 
     def watch(self, begin: bytes, end: bytes, from_revision: Revision) -> HistoryWatch:
         """Watch a range; see the port."""

@@ -31,8 +31,17 @@ class ReadsOnlyCoordinator:
         return await self._coordinator.range(begin, end, limit=limit, after=after)
 
     async def transact(
-        self, compares: Sequence[Compare], then_ops: Sequence[Operation], else_ops: Sequence[Operation] = ()
+        self,
+        compares: Sequence[Compare],
+        then_ops: Sequence[Operation],
+        else_ops: Sequence[Operation] = (),
+        *,
+        is_repeatable: bool = False,
     ) -> Transacted:
+        """Refuse."""
+        _refuse()
+
+    async def compact(self, revision: Revision) -> None:
         """Refuse."""
         _refuse()
 

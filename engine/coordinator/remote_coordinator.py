@@ -12,8 +12,8 @@ Rules kept here:
 - Whatever keeps this process from the coordinator is EngineUnreachable: names that are away or silent, a token that is
   not accepted any more, another lake's names at the address.  Only `connect` says which.
 - A read, a request of a watch, `keep_alive` and `revoke` are sent once more on the next connection when theirs was cut.
-  A transaction and a new lease are not: they may have been done.  What the names refused because they shut down was not
-  done, and is sent again.
+  A transaction and a new lease are not: they may have been done; unless the caller says `is_repeatable`.  What the
+  names refused because they shut down was not done, and is sent again.
 - Names that are silent are given up within NAMES_SILENCE_S, and nothing is sent again then: no call waits longer than
   for that and two connects.
 - A watch goes on over a new connection, from behind the last event that was returned; so none is missed or repeated.
@@ -157,12 +157,22 @@ class RemoteCoordinator:
         return received_page(await self.ask(m.CoordinatorRange(begin, end, limit, after), m.CoordinatorPage))
 
     async def transact(
-        self, compares: Sequence[Compare], then_ops: Sequence[Operation], else_ops: Sequence[Operation] = ()
+        self,
+        compares: Sequence[Compare],
+        then_ops: Sequence[Operation],
+        else_ops: Sequence[Operation] = (),
+        *,
+        is_repeatable: bool = False,
     ) -> Transacted:
         """Compare and change keys at one revision; see the port."""
         check_transaction(compares, then_ops, else_ops)
         request = sent_transaction(compares, then_ops, else_ops)
-        return received_outcome(await self.ask(request, m.CoordinatorTransacted))
+        return received_outcome(await self.ask(request, m.CoordinatorTransacted, is_repeatable=is_repeatable))
+
+    async def compact(self, revision: Revision) -> None:
+        """Do nothing, as the names do; see the port."""
+        await trio.lowlevel.checkpoint()
+        await self._usable()
 
     def watch(self, begin: bytes, end: bytes, from_revision: Revision) -> AbstractAsyncContextManager[RemoteWatch]:
         """Watch a range; see the port.  EngineBusy: this process has too many.  Nothing is asked at its beginning."""
@@ -199,9 +209,10 @@ class RemoteCoordinator:
 
     # --- asking the names --------------------------------------------------------------------------------
 
-    async def ask(self, request: m.Request, answer: type[M]) -> M:
+    async def ask(self, request: m.Request, answer: type[M], *, is_repeatable: bool = False) -> M:
         """Return the names' answer; always a checkpoint before that.  See the head of the module for errors."""
         await trio.lowlevel.checkpoint()
+        is_repeatable = is_repeatable or type(request) in REPEATABLE
         for is_last in (False, True):
             client = await self._usable()
             try:
@@ -214,7 +225,7 @@ class RemoteCoordinator:
             except EngineUnreachable as error:
                 if client.lost is None:
                     raise
-                if is_last or error.goes_on or type(request) not in REPEATABLE:
+                if is_last or error.goes_on or not is_repeatable:
                     raise loss_error(request, error) from error
                 continue
             if reply is not None:

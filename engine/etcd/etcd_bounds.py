@@ -13,6 +13,8 @@ ETCD_QUICK_TRIES: Final = 3
 """Tries that take so long; each later one has twice the time of the one before it, for what takes long itself."""
 ETCD_CALL_S: Final = 10.0
 """Time for all tries of a call: etcd has another leader after 1 to 3 s, and the first tries take 1.5, 1.5, 1.5, 3 s."""
+ETCD_REFUSED_S: Final = 3.0
+"""The same while nobody listens at any endpoint: an etcd that restarts listens again after 1 to 2 s."""
 ETCD_CANCEL_S: Final = 0.5
 """Time that a cancelled call waits for the answer to what was sent: a transaction takes 2 to 40 ms."""
 ETCD_PAUSE_S: Final = 0.1

@@ -12,7 +12,8 @@ Rules kept here:
   transaction with operations that change nothing has one too.
 - Every request may be repeated, at another endpoint: reads are linearizable, a lease has a number of ours, and a
   transaction finds its marker.  If it was done before, its result is that of the first time: `seen` is read as the
-  revision before it was.
+  revision before it was.  One that its caller says may be repeated (`is_repeatable`) is sent without a marker, so of
+  its tries each may be done.
 - A lease counts as kept when the member that answered has the same leader before and after.  A leader that was cut off
   or stopped, and does not know of its successor yet, keeps leases alive for which nobody waits any more.
 - Calls raise EngineUnreachable for whatever keeps this process from etcd; only `connect` says PermissionDenied.
@@ -31,7 +32,7 @@ from engine.coordinator.coordinator import Compare, Entry, Found, Operation, Out
 from engine.coordinator.coordinator_bounds import check_key, check_page, check_range, check_transaction, check_ttl
 from engine.etcd import etcd_messages as e
 from engine.etcd.etcd_bounds import ETCD_LAKE_NAME_BYTES_MAX
-from engine.etcd.etcd_link import KEEP_ALIVE, RANGE, REVOKE, TXN, EtcdAccess, EtcdLink, Method
+from engine.etcd.etcd_link import COMPACT, KEEP_ALIVE, RANGE, REVOKE, TXN, EtcdAccess, EtcdLink, Method
 from engine.etcd.etcd_session import EtcdSessions, Slot, granted
 from engine.etcd.etcd_status import Status, error_of
 from engine.etcd.etcd_transaction import EtcdTransaction, Marked, entry_of, marked
@@ -47,6 +48,9 @@ _KEPT_TRIES: Final = 4
 chosen."""
 _SESSIONS: Final = 3
 """Sessions that a transaction begins in, before it says that etcd ends them at once."""
+
+_LEASES: Final = 16
+"""Times that a transaction begins which names a lease that has ended in a branch, while others change the branch."""
 
 
 @asynccontextmanager
@@ -125,20 +129,37 @@ class EtcdCoordinator:
         return Page(tuple(entries), Revision(answer.header.revision), answer.more or len(entries) < len(answer.kvs))
 
     async def transact(
-        self, compares: Sequence[Compare], then_ops: Sequence[Operation], else_ops: Sequence[Operation] = ()
+        self,
+        compares: Sequence[Compare],
+        then_ops: Sequence[Operation],
+        else_ops: Sequence[Operation] = (),
+        *,
+        is_repeatable: bool = False,
     ) -> Transacted:
         """Compare and change keys at one revision; see the port."""
         check_transaction(compares, then_ops, else_ops)
         await trio.lowlevel.checkpoint()
         wanted = EtcdTransaction(self._prefix, compares, then_ops, else_ops)
-        if wanted.is_read:
-            return wanted.result(await self._ask(TXN, wanted.request(None)))
+        if wanted.is_read or is_repeatable:
+            return await self._transact_unmarked(wanted)
         for _ in range(_SESSIONS):
             async with self._slot() as slot:
                 done = await self._transact(wanted, slot)
             if done is not None:
                 return done
         raise EngineUnreachable(f"etcd at {self._link.endpoint.address} ends each session at once: look at its clock")
+
+    async def compact(self, revision: Revision) -> None:
+        """Forget the changes before a revision, of all that etcd holds; see the port."""
+        await trio.lowlevel.checkpoint()
+        if revision <= 1:
+            return
+        answer = await self._link.ask(COMPACT, e.CompactRequest(revision=revision - 1))
+        if not isinstance(answer, Status) or answer.is_compacted:
+            return
+        if answer.is_to_come:
+            raise InvalidArgument(f"no answer of etcd had revision {revision - 1} yet: nothing is forgotten")
+        raise self._refused(answer)
 
     def watch(self, begin: bytes, end: bytes, from_revision: Revision) -> AbstractAsyncContextManager[EtcdWatch]:
         """Watch a range; see the port.  EngineBusy: this process has too many.  Nothing is asked at its beginning."""
@@ -216,6 +237,20 @@ class EtcdCoordinator:
         is_put = is_probe or wanted.puts_marker(done.succeeded, is_repeat=is_repeat)
         slot.settle(slot.version + is_put)
         return self._as_probed(wanted, done) if is_probe else done
+
+    async def _transact_unmarked(self, wanted: EtcdTransaction) -> Transacted:
+        """Return the result of a transaction of which each try may be done."""
+        for _ in range(_LEASES):
+            answer = await self._link.ask(TXN, wanted.request(None))
+            if not isinstance(answer, Status):
+                return wanted.result(answer)
+            if not answer.is_lease_gone:
+                raise self._refused(answer)
+            probed = wanted.result(await self._ask(TXN, wanted.request(None, is_probe=True)))
+            found = self._as_probed(wanted, probed)
+            if found is not None:
+                return found
+        raise EngineUnreachable("others change what a transaction compares each time that it is asked for")
 
     def _end_session(self, slot: Slot, is_repeat: bool) -> None:
         """Note that the slot's session has ended.  EngineUnreachable if a try before may have been done in it."""

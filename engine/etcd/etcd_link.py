@@ -5,7 +5,9 @@
 
 Rules kept here:
 - One endpoint is in use.  When it is away, silent or without a leader, the next one is, for calls and watches; after
-  the last one the first is tried again, until ETCD_CALL_S have passed since the call began: EngineUnreachable.
+  the last one the first is tried again, until ETCD_CALL_S have passed since the call began: EngineUnreachable.  While
+  all of them refuse the connection, a call ends after ETCD_REFUSED_S.
+- Processes begin at different endpoints, so that those of a lake spread over all.
 - A try waits ETCD_TRY_S, and longer from the fourth on: a request that takes long is not repeated for ever.
 - Only a status that says that nothing was done (`Status.is_open` is False) ends a call as its answer.
 - A call that is cancelled waits ETCD_CANCEL_S for the answer of a request that is under way, so that a request that
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,6 +40,7 @@ from engine.etcd.etcd_bounds import (
     ETCD_CANCEL_S,
     ETCD_PAUSE_S,
     ETCD_QUICK_TRIES,
+    ETCD_REFUSED_S,
     ETCD_TRY_S,
 )
 from engine.etcd.etcd_status import Status, error_of, status_of
@@ -70,6 +74,7 @@ class Method(NamedTuple):
 
 RANGE: Final = Method("/etcdserverpb.KV/Range", e.RangeResponse)
 TXN: Final = Method("/etcdserverpb.KV/Txn", e.TxnResponse)
+COMPACT: Final = Method("/etcdserverpb.KV/Compact", e.CompactResponse)
 WATCH: Final = Method("/etcdserverpb.Watch/Watch", e.WatchResponse)
 GRANT: Final = Method("/etcdserverpb.Lease/LeaseGrant", e.GrantResponse)
 REVOKE: Final = Method("/etcdserverpb.Lease/LeaseRevoke", e.RevokeResponse)
@@ -81,9 +86,9 @@ _AUTHENTICATE: Final = Method("/etcdserverpb.Auth/Authenticate", e.AuthenticateR
 class EtcdAccess:
     """Where an etcd is, and what it asks for.
 
-    `endpoints` are URLs, `http://HOST:PORT` or `https://HOST:PORT`, in the order in which they are tried.  PEM texts:
-    `ca` (None: the system's), `certificate` and `key` of this client.  `cluster` is the id of the only etcd that is
-    meant; 0: any.
+    `endpoints` are URLs, `http://HOST:PORT` or `https://HOST:PORT`, in the order in which they are tried, round and
+    round.  `first` is the number of the one to begin with (None: any).  PEM texts: `ca` (None: the system's),
+    `certificate` and `key` of this client.  `cluster` is the id of the only etcd that is meant; 0: any.
     """
 
     endpoints: tuple[str, ...]
@@ -93,6 +98,7 @@ class EtcdAccess:
     user: str = ""
     password: str = field(default="", repr=False)
     cluster: int = 0
+    first: int | None = None
 
 
 class Endpoint:
@@ -129,7 +135,7 @@ class EtcdLink:
             raise ConfigError("an etcd has an endpoint")
         self._access = access
         self._endpoints = [Endpoint(url, access) for url in access.endpoints]
-        self._used = 0
+        self._used = secrets.randbelow(len(self._endpoints)) if access.first is None else access.first
         self._token = ""
         self.cluster = 0
         """The id of the etcd that answered last; 0 before that."""
@@ -180,6 +186,7 @@ class EtcdLink:
         EngineUnreachable when no endpoint answered in time; then any of the tries may have been done, or may yet be.
         """
         until = trio.current_time() + ETCD_CALL_S
+        refused_until = trio.current_time() + ETCD_REFUSED_S
         tokens = 0
         for try_s in _tries_s():
             endpoint = self.endpoint
@@ -193,10 +200,11 @@ class EtcdLink:
             if not answer.is_open:
                 return answer, is_repeat
             is_repeat = True
+            refused_until = refused_until if answer.is_refused else math.inf
             self.leave(endpoint, answer)
             if not answer.is_silence:
                 await trio.sleep(ETCD_PAUSE_S)
-            if trio.current_time() >= until:
+            if trio.current_time() >= min(until, refused_until):
                 raise error_of(answer, endpoint.address)
         raise AssertionError("tries do not end")
 

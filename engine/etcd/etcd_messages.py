@@ -32,6 +32,8 @@ _MESSAGES: Final = {
     "value:bytes:7:union",
     "TxnRequest": "compare:*Compare:1 success:*Operation:2 failure:*Operation:3",
     "TxnResponse": "header:Header:1 succeeded:bool:2 responses:*Result:3",
+    "CompactRequest": "revision:int64:1",
+    "CompactResponse": "header:Header:1",
     "WatchRequest": "create:WatchCreate:1:request",
     "WatchCreate": "key:bytes:1 range_end:bytes:2 start_revision:int64:3 progress_notify:bool:4 fragment:bool:8",
     "WatchResponse": "header:Header:1 created:bool:3 canceled:bool:4 compact_revision:int64:5 cancel_reason:string:6 "
@@ -90,6 +92,8 @@ EtcdOperation: Final = _class("Operation")
 EtcdCompare: Final = _class("Compare")
 TxnRequest: Final = _class("TxnRequest")
 TxnResponse: Final = _class("TxnResponse")
+CompactRequest: Final = _class("CompactRequest")
+CompactResponse: Final = _class("CompactResponse")
 WatchRequest: Final = _class("WatchRequest")
 WatchCreate: Final = _class("WatchCreate")
 WatchResponse: Final = _class("WatchResponse")

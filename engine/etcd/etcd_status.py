@@ -24,6 +24,8 @@ _Code = grpc.StatusCode
 _OPEN: Final = frozenset(
     {_Code.UNAVAILABLE, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED, _Code.UNKNOWN, _Code.INTERNAL, _Code.ABORTED}
 )
+_NOBODY_LISTENS: Final = "Connection refused"
+"""gRPC's own words, which end with the system's."""
 _TOKEN_REFUSED: Final = "invalid auth token", "revision of auth store is old"
 _USER_REFUSED: Final = "authentication failed", "user name is empty", "permission denied", "authentication is not"
 
@@ -45,6 +47,11 @@ class Status(NamedTuple):
         return bool(self.code == _Code.DEADLINE_EXCEEDED)
 
     @property
+    def is_refused(self) -> bool:
+        """True if nobody listens at the endpoint: nothing was sent."""
+        return self.code == _Code.UNAVAILABLE and _NOBODY_LISTENS in self.details
+
+    @property
     def is_token_refused(self) -> bool:
         """True if another token of the same user may be accepted; nothing was done."""
         return self.code == _Code.UNAUTHENTICATED or any(words in self.details for words in _TOKEN_REFUSED)
@@ -63,6 +70,11 @@ class Status(NamedTuple):
     def is_compacted(self) -> bool:
         """True if etcd does not hold what the request asks for any more."""
         return self.code == _Code.OUT_OF_RANGE and "compacted" in self.details
+
+    @property
+    def is_to_come(self) -> bool:
+        """True if the request names a revision that does not exist yet."""
+        return self.code == _Code.OUT_OF_RANGE and "future revision" in self.details
 
 
 def status_of(error: grpc.RpcError) -> Status:

@@ -15,6 +15,8 @@ Rules kept here:
   Its markers are b"t" and b"e".
 - Etcd looks for room only if one of the outer operations is a put: hence the note.  So a transaction that only removes
   keys is done when etcd has no room, though it puts a marker.
+- A transaction that its caller says may be repeated has no slot and no marker: each try does what it finds to do.  The
+  note is in the branch that is not done then.
 - Etcd's bound of 128 operations holds for a transaction with those around it: the outer one has two, the comparisons
   and a branch with its marker up to 121 (COORDINATOR_OPERATIONS_MAX, limits.py).
 
@@ -80,18 +82,22 @@ class EtcdTransaction:
     # --- requests ----------------------------------------------------------------------------------------
 
     def request(self, slot: Slot | None, *, is_repeat: bool = False, is_probe: bool = False) -> e.Message:
-        """Return the request of a try; without a slot for one that changes nothing."""
+        """Return the request of a try; without a slot for one that changes nothing, or may be repeated."""
         inner = e.TxnRequest(compare=map(self._compare, self.compares))
-        if slot is not None:
-            inner.success.extend(self._branch(slot, True, is_repeat, is_probe))
-            inner.failure.extend(self._branch(slot, False, is_repeat, is_probe))
+        inner.success.extend(self._branch(slot, True, is_repeat, is_probe))
+        inner.failure.extend(self._branch(slot, False, is_repeat, is_probe))
         request = e.TxnRequest(success=[self._reads(0), e.EtcdOperation(txn=inner)])
         if slot is not None:
             request.compare.add(result=e.EQUAL, target=e.VERSION, key=slot.key, version=slot.version)
             request.failure.add(range=e.RangeRequest(key=slot.key))
-            if not is_probe and self._grows:
-                request.failure.add(put=e.PutRequest(key=slot.key + b"/found", lease=slot.lease))
+        if not is_probe and self._grows:
+            request.failure.append(self._note(slot))
         return request
+
+    def _note(self, slot: Slot | None) -> e.Message:
+        if slot is None:
+            return e.EtcdOperation(put=e.PutRequest(key=self.prefix + b"note"))
+        return e.EtcdOperation(put=e.PutRequest(key=slot.key + b"/found", lease=slot.lease))
 
     def reads_at(self, revision: Revision) -> e.Message:
         """Return a request that reads the entries of the comparisons as a revision left them."""
@@ -101,9 +107,9 @@ class EtcdTransaction:
         ranges = (e.RangeRequest(key=self.prefix + compare.key, revision=revision) for compare in self.compares)
         return e.EtcdOperation(txn=e.TxnRequest(success=(e.EtcdOperation(range=read) for read in ranges)))
 
-    def _branch(self, slot: Slot, is_held: bool, is_repeat: bool, is_probe: bool) -> list[e.Message]:
+    def _branch(self, slot: Slot | None, is_held: bool, is_repeat: bool, is_probe: bool) -> list[e.Message]:
         operations = [] if is_probe else list(map(self._operation, self.branch(is_held)))
-        if self.puts_marker(is_held, is_repeat=is_repeat):
+        if slot is not None and self.puts_marker(is_held, is_repeat=is_repeat):
             value = (_PROBED if is_probe else _DONE)[is_held]
             operations.append(e.EtcdOperation(put=e.PutRequest(key=slot.key, value=value, lease=slot.lease)))
         return operations

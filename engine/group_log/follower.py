@@ -11,7 +11,8 @@ Rules kept here:
 - Nobody appends between `finish` and the replica's own first group: the last leader's appends compare a key that is
   gone, and the next one's would end this term.
 - Parts that are left without their group's last one are removed before anything is appended: a group that never was
-  shall not be completed by another's part.
+  shall not be completed by another's part.  So are parts of trimmed groups: repeats of an append that came late.
+- A log is begun once, by the replica that the lake's move to the coordinator names (`origin`), behind all that it has.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Final
 import structlog
 import trio
 
-from engine.coordinator.coordinator import Change, Coordinator, Delete, HasRevision, IsAbsent, Put, ReadAnew
+from engine.coordinator.coordinator import Change, Compare, Coordinator, Delete, HasRevision, IsAbsent, Put, ReadAnew
 from engine.coordinator.lake_state import pages
 from engine.coordinator.records import LogRecord, decode, encode
 from engine.format.group_parts import LogKeys
@@ -29,7 +30,8 @@ from engine.group_log.assembly import Assembly, ReplicaIsBehind
 from engine.group_log.tail import Tail
 from engine.metadata.metadata_store import Metadata
 from lakefs.errors import CoordinatorLost, EngineBusy, EngineUnreachable, StoreUnusable
-from lakefs.ids import Revision, Sequence
+from lakefs.ids import ReplicaId, Revision, Sequence
+from lakefs.limits import COORDINATOR_OPERATIONS_MAX
 
 _AWAY: Final = EngineUnreachable, EngineBusy
 _PAUSE_S: Final = 0.2
@@ -39,12 +41,15 @@ _log: Final = structlog.get_logger(__name__)
 class Follower:
     """The groups of one log, on their way into one store.  `tail` has what is in the log, as far as it was seen."""
 
-    def __init__(self, coordinator: Coordinator, keys: LogKeys, lake: bytes, metadata: Metadata) -> None:
+    def __init__(
+        self, coordinator: Coordinator, keys: LogKeys, lake: bytes, replica: ReplicaId, metadata: Metadata
+    ) -> None:
         """`metadata` run, and nothing is committed."""
         self.tail = Tail()
         self._coordinator = coordinator
         self._keys = keys
         self._lake = lake
+        self._replica = replica
         self._metadata = metadata
         self._assembly = Assembly(keys, Sequence(metadata.durable_sequence + 1))
 
@@ -87,15 +92,23 @@ class Follower:
         """
         while True:
             await self.catch_up()
-            left_over = self._assembly.left_over
+            left_over = self._assembly.left_over or await self._late_parts()
             if not left_over:
                 break
             compare = HasRevision(self._keys.leader, term)
             done = await self._coordinator.transact([compare], [Delete(key) for key in left_over])
             if not done.succeeded:
                 raise CoordinatorLost("another replica leads the names now")
-            _log.warning("a group that the last leader could not finish was removed", parts=len(left_over))
+            _log.warning("parts of groups that the last leader left were removed", parts=len(left_over))
         await self._metadata.sync()
+
+    async def _late_parts(self) -> list[bytes]:
+        """Return keys of groups that were trimmed, which a late repeat of an append has put once more."""
+        trimmed, _ = await self._log_record()
+        page = await self._coordinator.range(
+            self._keys.groups[0], self._keys.group(trimmed + 1), limit=COORDINATOR_OPERATIONS_MAX
+        )
+        return [entry.key for entry in page.entries]
 
     async def _followed(self) -> bool:
         """Follow until nobody leads (True), or the log has to be read anew."""
@@ -142,15 +155,24 @@ class Follower:
                 self._refuse_behind(record.trimmed)
                 self.tail.trim(record.trimmed)
                 return record.trimmed, found.revision
-            if self._metadata.durable_sequence:
-                raise StoreUnusable(
-                    "the coordinator has no log of these names: it came back empty, or is another one; "
-                    "see docs/cluster.md",
-                    subject="names",
-                )
-            await self._coordinator.transact(
-                [IsAbsent(self._keys.log)], [Put(self._keys.log, encode(LogRecord(self._lake)))]
+            await self._begin_log()
+
+    async def _begin_log(self) -> None:
+        """Begin the log behind what this replica has, if it is the one that all others begin from.
+
+        EngineUnreachable while that one has not begun it; StoreUnusable where nobody is to begin it.
+        """
+        origin = (await self._coordinator.get(self._keys.origin)).entry
+        if origin is None:
+            raise StoreUnusable(
+                "the coordinator has no log of these names: it came back empty, or is another one; see docs/cluster.md",
+                subject="names",
             )
+        if origin.value != self._replica:
+            raise EngineUnreachable("the log of the names has not been begun yet")
+        record = LogRecord(self._lake, self._metadata.durable_sequence)
+        compares: list[Compare] = [IsAbsent(self._keys.log), HasRevision(self._keys.origin, origin.revision)]
+        await self._coordinator.transact(compares, [Put(self._keys.log, encode(record)), Delete(self._keys.origin)])
 
     def _refuse_behind(self, trimmed: Sequence) -> None:
         if trimmed >= self._assembly.next_sequence:

@@ -20,7 +20,7 @@ from typing import Final
 import structlog
 import trio
 
-from engine.coordinator.coordinator import Coordinator, HasRevision, IsAbsent, Put, Transacted
+from engine.coordinator.coordinator import Compare, Coordinator, HasRevision, IsAbsent, Put, Transacted
 from engine.coordinator.held_lease import HeldLease
 from engine.format.group_parts import LogKeys, pack_parts
 from engine.group_log.log_bounds import APPEND_PAUSE_S, KEEPING_BYTES_MAX, KEEPING_GROUPS_MAX, LEADER_MARGIN_S
@@ -140,9 +140,8 @@ class LeaderLog:
             raise CoordinatorLost("the coordinator of the lake could not be asked for as long as the lease lasted")
         with trio.move_on_after(left_s):
             try:
-                return await self._coordinator.transact(
-                    [HasRevision(self._keys.leader, self._term), IsAbsent(key)], [Put(key, value)]
-                )
+                compares: list[Compare] = [HasRevision(self._keys.leader, self._term), IsAbsent(key)]
+                return await self._coordinator.transact(compares, [Put(key, value)], is_repeatable=True)
             except _LATER as error:
                 _log.warning("a group could not be appended; it is tried again", error=error.message)
         return None

@@ -64,7 +64,7 @@ async def leading(metadata: Metadata, place: ReplicaPlace) -> AsyncIterator[None
     CoordinatorLost ends the block when the lease is over; errors of `Follower.catch_up` before it, and of the journal.
     """
     keys = LogKeys(place.shard)
-    follower = Follower(place.coordinator, keys, place.lake, metadata)
+    follower = Follower(place.coordinator, keys, place.lake, place.replica, metadata)
     with plain_errors():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_report, metadata, place, keys)

@@ -7,6 +7,7 @@ Rules kept here:
 - Each removal compares the leader's key, and says in the same transaction how far the log is trimmed: a reader finds a
   group, or learns that it is gone.
 - Groups go in order, each with all its parts.
+- The coordinator is let to forget a removal when the next but one is due: who watches has seconds to see it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from engine.coordinator.coordinator import Coordinator, Delete, HasRevision, Ope
 from engine.coordinator.lake_state import pages
 from engine.coordinator.records import LogRecord, ReplicaRecord, decode, encode
 from engine.format.group_parts import LogKeys
-from engine.group_log.log_bounds import KEPT_BY, TAIL_BYTES_MAX, TRIM_EVERY_S
+from engine.group_log.log_bounds import COMPACT_EVERY_S, KEPT_BY, TAIL_BYTES_MAX, TRIM_EVERY_S
 from engine.group_log.tail import Tail
 from lakefs.errors import LakeError
 from lakefs.ids import ReplicaId, Revision, Sequence
 from lakefs.limits import COORDINATOR_OPERATIONS_MAX
 
+_NONE: Final = Revision(0)
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -43,13 +45,19 @@ class Trimming:
         self._term = term
         self._tail = tail
         self._own = own
+        self._removed_at = _NONE
+        """Revision of the last removal that is not to be forgotten yet."""
+        self._forgets = _NONE
+        """Revision before which all is forgotten next time: that of a removal COMPACT_EVERY_S ago, or more."""
+        self._forget_at = 0.0
 
     async def run(self, kept: Callable[[], Sequence]) -> None:
-        """Trim now and then, until cancelled; `kept` returns the last group in the leader's own journal."""
+        """Trim and forget now and then, until cancelled; `kept` returns the last group in the leader's own journal."""
         while True:
             await trio.sleep(TRIM_EVERY_S)
             try:
                 await self.trim(kept())
+                await self._forget()
             except LakeError as error:
                 _log.warning("the log of the names could not be trimmed; it is tried again", error=error.message)
 
@@ -94,3 +102,13 @@ class Trimming:
         done = await self._coordinator.transact([HasRevision(self._keys.leader, self._term)], [record, *removed])
         if done.succeeded:
             self._tail.trim(upto)
+            self._removed_at = done.revision
+
+    async def _forget(self) -> None:
+        """Let the coordinator forget what was removed a while ago."""
+        if trio.current_time() < self._forget_at:
+            return
+        if self._forgets:
+            await self._coordinator.compact(self._forgets)
+        self._forgets, self._removed_at = self._removed_at, _NONE
+        self._forget_at = trio.current_time() + COMPACT_EVERY_S

@@ -78,7 +78,7 @@ def _is_repeated_at_etcd(item: pytest.Item) -> bool:
     if item.path.parent != _HERE or not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
         return False
     values = item.callspec.params.values()
-    if not any(isinstance(value, CoordinatorKind) and value.is_shared for value in values):
+    if not any(isinstance(value, CoordinatorKind) and value.is_outside for value in values):
         return False
     if item.originalname in _LONG_AT_ETCD:
         item.add_marker(pytest.mark.thorough)

@@ -53,18 +53,21 @@ short_history: Final = partial(History, count_max=HISTORY)
 class CoordinatorKind:
     """An implementation: its name, and a call that opens a new coordinator in an empty folder.
 
-    `is_shared`: its server has other users, and runs in real time.  So a transaction that changes nothing may have a
-    revision, a lease may have more keys, and an event arrives a little after the answer.
+    `is_etcd`: a transaction that changes nothing may have a revision, a lease may have more keys, and an event arrives
+    a little after the answer.  `is_outside`: its server is another process, which all tests share, in real time.
+    `forgets`: `compact` forgets at once.
     """
 
     name: str
     opened: Callable[[Path], AbstractAsyncContextManager[Coordinator]]
-    is_shared: bool = False
+    is_etcd: bool = False
+    is_outside: bool = False
+    forgets: bool = False
 
     @property
     def quiet_s(self) -> float:
         """Time after which nothing more arrives: any time on a clock that jumps."""
-        return 0.3 if self.is_shared else 100
+        return 0.3 if self.is_outside else 100
 
 
 @asynccontextmanager
@@ -135,13 +138,12 @@ async def _on_etcd(folder: Path) -> AsyncIterator[Coordinator]:
     from engine.etcd import etcd_link
     from engine.etcd.etcd_coordinator import open_etcd_coordinator
     from engine.etcd.etcd_link import EtcdAccess
-    from tests.etcd_rig import compact
 
     url = (folder / URL_FILE).read_text()
     with in_real_time(), mock.patch.multiple(etcd_link, ETCD_TRY_S=30.0, ETCD_CALL_S=60.0):  # a busy disk may take long
         async with open_etcd_coordinator(EtcdAccess((url,)), f"suite-{next(_lakes)}") as coordinator:
             begun = (await coordinator.get(b"a")).revision
-            rebased = RebasedCoordinator(coordinator, begun, HISTORY, partial(compact, url))
+            rebased = RebasedCoordinator(coordinator, begun, HISTORY)
             yield rebased
             await rebased.revoke_all()
 
@@ -169,18 +171,18 @@ async def _over_tcp(_: Path) -> AsyncIterator[Coordinator]:
 
 
 KINDS: Final = (
-    CoordinatorKind("memory", _in_memory),
+    CoordinatorKind("memory", _in_memory, forgets=True),
     CoordinatorKind("names", _on_simulated_disk),
     CoordinatorKind("names-local", _on_local_disk),
     CoordinatorKind("remote", _over_simulated_network),
     CoordinatorKind("remote-tcp", _over_tcp),
-    CoordinatorKind("etcd", _on_etcd, is_shared=True),
+    CoordinatorKind("etcd", _on_etcd, is_etcd=True, is_outside=True, forgets=True),
 )
 
 
 def opened_by(request: pytest.FixtureRequest, kind: CoordinatorKind, folder: Path) -> Opened:
     """Return a call that opens a new coordinator; of an etcd that all tests of the session share."""
-    return partial(kind.opened, request.getfixturevalue("suite_etcd") if kind.is_shared else folder)
+    return partial(kind.opened, request.getfixturevalue("suite_etcd") if kind.is_outside else folder)
 
 
 async def put(coordinator: Coordinator, key: bytes, value: bytes = b"v", lease: LeaseId = NO_LEASE) -> Revision:

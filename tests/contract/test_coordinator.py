@@ -77,7 +77,7 @@ def test_a_revision_grows_only_with_a_transaction_that_changes_a_key_and_by_one(
             done = await coordinator.transact([], [Put(b"a", b"1"), Put(b"b", b"1"), Delete(b"c")])
             assert done.revision == 1
             last = (await coordinator.transact([], [Delete(b"c")])).revision
-            assert last == 1 + kind.is_shared
+            assert last == 1 + kind.is_etcd
             assert (await coordinator.transact([IsAbsent(b"a")], [Put(b"a", b"2")])).revision == last
             assert (await coordinator.transact([], [])).revision == last
             await coordinator.lease(10)
@@ -323,10 +323,9 @@ def test_a_transaction_at_the_bounds_is_done(opened: Opened) -> None:
     async def scenario() -> None:
         async with opened() as coordinator:
             key = b"k" * COORDINATOR_KEY_BYTES_MAX
-            done = await coordinator.transact(
-                [], [Put(key, bytes(COORDINATOR_VALUE_BYTES_MAX)), *TOO_MANY[: COORDINATOR_OPERATIONS_MAX - 1]]
-            )
-            assert done.succeeded
+            puts = [Put(key, bytes(COORDINATOR_VALUE_BYTES_MAX)), *TOO_MANY[: COORDINATOR_OPERATIONS_MAX - 1]]
+            for is_repeatable in (False, True):
+                assert (await coordinator.transact([], puts, is_repeatable=is_repeatable)).succeeded
             assert len((await entry_of(coordinator, key)).value) == COORDINATOR_VALUE_BYTES_MAX
             page = await coordinator.range(b"\0", END, limit=COORDINATOR_PAGE_MAX)
             assert len(page.entries) == COORDINATOR_OPERATIONS_MAX
@@ -386,6 +385,8 @@ def test_each_call_is_a_checkpoint_before_it_does_anything(opened: Opened) -> No
                     partial(coordinator.get, b"a"),
                     partial(coordinator.range, b"a", b"b", limit=1),
                     partial(coordinator.transact, [], [Put(b"a", b"2")]),
+                    partial(coordinator.transact, [], [Put(b"a", b"2")], is_repeatable=True),
+                    partial(coordinator.compact, Revision(1)),
                     partial(coordinator.lease, 10),
                     partial(coordinator.keep_alive, lease),
                     partial(coordinator.revoke, lease),
@@ -413,12 +414,14 @@ def test_after_its_end_a_coordinator_cannot_be_reached_and_watches_end(opened: O
             async with opened() as coordinator:
                 await nursery.start(follow, coordinator)
                 await put(coordinator, b"a")
-                if kind.is_shared:
+                if kind.is_etcd:
                     await trio.sleep(kind.quiet_s)
             for call in (
                 partial(coordinator.get, b"a"),
                 partial(coordinator.range, b"a", b"b", limit=1),
                 partial(coordinator.transact, [], [Put(b"a", b"2")]),
+                partial(coordinator.transact, [], [Put(b"a", b"2")], is_repeatable=True),
+                partial(coordinator.compact, Revision(2)),
                 partial(coordinator.lease, 10),
                 partial(coordinator.keep_alive, LeaseId(1)),
                 partial(coordinator.revoke, LeaseId(1)),

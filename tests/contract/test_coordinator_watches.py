@@ -20,7 +20,7 @@ from engine.coordinator.coordinator import (
     ReadAnew,
     Watch,
 )
-from lakefs.errors import RequestTooLarge
+from lakefs.errors import InvalidArgument, RequestTooLarge
 from lakefs.ids import LeaseId, Revision
 from lakefs.limits import COORDINATOR_LEASE_KEYS_MAX
 from tests.contract.coordinators import (
@@ -157,12 +157,41 @@ def test_a_slow_watch_is_ended_by_read_anew_and_one_that_waits_is_not_by_other_k
             for number in range(HISTORY + 1):
                 await put(coordinator, b"a", b"%d" % number)
             await put(coordinator, b"x", b"seen")
-            if kind.is_shared:  # what is under way to the watch is held, too
+            if kind.is_etcd:  # what is under way to the watch is held, too
                 for number in range(HISTORY + 1):
                     assert as_values(await next_changes(slow)) == {b"a": b"%d" % number}
             else:
                 assert await events_to_the_end(slow) == [ReadAnew()]
         assert [as_values(event) for event in seen] == [{b"x": b"seen"}]
+
+    run(scenario)
+
+
+def test_a_compaction_forgets_what_was_before_a_revision_and_no_key(opened: Opened, kind: CoordinatorKind) -> None:
+    async def scenario() -> None:
+        async with opened() as coordinator:
+            for number in range(6):
+                await put(coordinator, b"a", b"%d" % number)
+            removed = (await coordinator.transact([], [Delete(b"a")])).revision
+            await put(coordinator, b"b", b"kept")
+            for revision in (Revision(4), removed, removed, Revision(2), Revision(0), FIRST):
+                await coordinator.compact(revision)
+            async with coordinator.watch(b"a", b"c", removed) as watch:
+                assert as_values(await next_changes(watch)) == {b"a": None}
+                assert as_values(await next_changes(watch)) == {b"b": b"kept"}
+            if kind.forgets:
+                async with coordinator.watch(b"a", b"c", Revision(removed - 1)) as watch:
+                    assert await events_to_the_end(watch) == [ReadAnew()]
+            assert await entry_of(coordinator, b"b") == Entry(b"b", b"kept", Revision(removed + 1))
+            last = (await coordinator.get(b"a")).revision
+            await coordinator.compact(Revision(last + 1))
+            if kind.forgets:
+                with pytest.raises(InvalidArgument):
+                    await coordinator.compact(Revision(last + 9))
+            async with coordinator.watch(b"a", b"c", Revision(last + 1)) as watch:
+                await put(coordinator, b"a", b"later")
+                assert as_values(await next_changes(watch)) == {b"a": b"later"}
+            assert await keys_of(coordinator) == [b"a", b"b"]
 
     run(scenario)
 
@@ -204,11 +233,11 @@ def test_another_watch_from_where_one_has_stopped_misses_nothing_and_repeats_not
                             assert watch.resumes_at > seen[-1]
                             if turn == 5:
                                 break  # others are left for the next
-                            if kind.is_shared and seen[-1] == 16:
+                            if kind.is_etcd and seen[-1] == 16:
                                 break  # no other will come
                     assert watch.resumes_at >= place
                     place = watch.resumes_at
-            assert place == 17 or kind.is_shared, "changes of other keys are behind it too"
+            assert place == 17 or kind.is_etcd, "changes of other keys are behind it too"
         assert seen == [1, 5, 9, 10, 12, 13, 14, 16]
 
     run(scenario)
@@ -254,9 +283,9 @@ def test_the_keys_of_a_lease_that_nobody_keeps_alive_are_removed_at_one_revision
             await coordinator.transact([], [Put(b"d", b"1", lease), Put(b"e", b"1")])
             assert await entry_of(coordinator, b"a") == Entry(b"a", b"1", FIRST, lease)
             async with coordinator.watch(b"a", b"f", Revision(3)) as watch:
-                await trio.sleep(0.5 if kind.is_shared else 4.5)
+                await trio.sleep(0.5 if kind.is_outside else 4.5)
                 assert len(await keys_of(coordinator)) == 5
-                with trio.fail_after(20 if kind.is_shared else 3):
+                with trio.fail_after(20 if kind.is_outside else 3):
                     event = await next_changes(watch)
             assert (event.revision, as_values(event)) == (3, {b"a": None, b"b": None, b"d": None})
             assert await keys_of(coordinator) == [b"c", b"e"]
@@ -280,9 +309,9 @@ def test_a_lease_that_is_kept_alive_lasts_and_ends_when_its_holder_vanishes(
             with trio.move_on_after(20):
                 await hold(coordinator, lease)
             assert await keys_of(coordinator) == [b"a"]
-            await trio.sleep(0 if kind.is_shared else 1.5)
+            await trio.sleep(0 if kind.is_outside else 1.5)
             assert await keys_of(coordinator) == [b"a"]
-            await trio.sleep(6 if kind.is_shared else 3)
+            await trio.sleep(6 if kind.is_outside else 3)
             assert await keys_of(coordinator) == []
 
     run(scenario)
@@ -320,7 +349,7 @@ def test_a_lease_that_ended_takes_no_key_and_a_branch_that_names_it_does_nothing
                 assert not await coordinator.keep_alive(gone)
                 refused = await coordinator.transact([], [Put(b"b", b"1"), Put(b"a", b"1", gone)])
                 assert (refused.outcome, refused.succeeded) == (Outcome.LEASE_GONE, False)
-                assert refused.revision == revision or (kind.is_shared and refused.revision > revision)
+                assert refused.revision == revision or (kind.is_etcd and refused.revision > revision)
             assert await keys_of(coordinator) == []
             assert (await coordinator.transact([], [Put(b"b", b"1")], [Put(b"a", b"1", lease)])).succeeded
             assert await coordinator.lease(60) not in (lease, 0)
@@ -336,7 +365,7 @@ def test_a_lease_has_as_many_keys_as_are_removed_at_once_and_no_more(opened: Ope
             for value in (b"", b"again"):
                 for some in (keys[:64], keys[64:]):
                     await coordinator.transact([], [Put(key, value, lease) for key in some])
-            if not kind.is_shared:
+            if not kind.is_etcd:
                 with pytest.raises(RequestTooLarge, match="128 keys"):
                     await put(coordinator, b"one more", lease=lease)
             await coordinator.transact([], [Delete(keys[0])])
@@ -360,7 +389,7 @@ def test_a_lease_kept_alive_at_its_last_moment_keeps_all_its_keys_or_none(
                 await trio.sleep(2 + late_ms / 1000)
                 is_kept = await coordinator.keep_alive(lease)
                 assert await keys_of(coordinator) == ([b"a", b"b"] if is_kept else [])
-                await trio.sleep(0.5 if kind.is_shared else 1.5)
+                await trio.sleep(0.5 if kind.is_outside else 1.5)
                 assert await keys_of(coordinator) == ([b"a", b"b"] if is_kept else [])
                 await coordinator.revoke(lease)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import trio
 from engine.coordinator.coordinator import Delete, HasValue, IsAbsent, Put
 from engine.etcd import etcd_link
 from engine.etcd.etcd_coordinator import open_etcd_coordinator
-from engine.etcd.etcd_link import EtcdAccess
+from engine.etcd.etcd_link import EtcdAccess, EtcdLink
 from lakefs.errors import ConfigError, EngineUnreachable, InvalidArgument, PermissionDenied, StoreFull
 from lakefs.ids import Revision
 from lakefs.limits import MIB
@@ -23,7 +24,7 @@ def test_endpoints_that_are_dead_from_the_start_are_passed_over(faults_etcd: Pat
     async def scenario() -> None:
         url = (faults_etcd / URL_FILE).read_text()
         dead = [f"http://127.0.0.1:{port}" for port in free_ports(2)]
-        async with open_etcd_coordinator(EtcdAccess((*dead, url)), "dead-ends") as coordinator:
+        async with open_etcd_coordinator(EtcdAccess((*dead, url), first=0), "dead-ends") as coordinator:
             await coordinator.connect()
             assert (await coordinator.transact([], [Put(b"a", b"1")])).succeeded
 
@@ -50,6 +51,43 @@ def test_an_etcd_that_is_not_there_is_unreachable_in_bounded_time(monkeypatch: p
                         await anext(watch)
 
     trio.run(scenario)
+
+
+def test_endpoints_that_all_refuse_are_given_up_sooner_than_those_that_may_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(etcd_link, "ETCD_REFUSED_S", 0.5)
+    monkeypatch.setattr(etcd_link, "ETCD_CALL_S", 2.5)
+    monkeypatch.setattr(etcd_link, "ETCD_TRY_S", 0.2)
+
+    async def asked_s(urls: tuple[str, ...]) -> float:
+        async with open_etcd_coordinator(EtcdAccess(urls), "nothing") as coordinator:
+            begun = trio.current_time()
+            with pytest.raises(EngineUnreachable):
+                await coordinator.get(b"a")
+            return trio.current_time() - begun
+
+    async def scenario() -> None:
+        refusing = tuple(f"http://127.0.0.1:{port}" for port in free_ports(2))
+        assert 0.5 <= await asked_s(refusing) < 2.5
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            assert await asked_s((*refusing, f"http://127.0.0.1:{silent.getsockname()[1]}")) >= 2.5
+
+    trio.run(scenario)
+
+
+def test_processes_begin_at_different_endpoints_unless_one_is_named() -> None:
+    urls = tuple(f"http://host{number}:2379" for number in range(3))
+    begun = set()
+    for _ in range(100):
+        link = EtcdLink(EtcdAccess(urls))
+        begun.add(link.endpoint.address)
+        link.close()
+    assert begun == {"host0:2379", "host1:2379", "host2:2379"}
+    for number in range(3):
+        link = EtcdLink(EtcdAccess(urls, first=number))
+        assert link.endpoint.address == f"host{number}:2379"
+        link.close()
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:2379", "ftp://127.0.0.1:2379", "http://", "http://user:word@host:2379"])
@@ -147,8 +185,9 @@ def test_an_etcd_at_its_quota_refuses_what_grows_and_does_what_removes(tmp_path:
                 assert (await entry_of(coordinator, b"a0")).value == bytes(MIB)
                 assert await coordinator.keep_alive(lease)
                 for compares in ([], [IsAbsent(b"a0")]):
-                    with pytest.raises(StoreFull):
-                        await coordinator.transact(compares, [Put(b"b", b"")])
+                    for again in (False, True):
+                        with pytest.raises(StoreFull):
+                            await coordinator.transact(compares, [Put(b"b", b"")], is_repeatable=again)
                 assert (await coordinator.transact([HasValue(b"a0", bytes(MIB))], [Delete(b"a0")])).succeeded
                 await coordinator.revoke(lease)
 

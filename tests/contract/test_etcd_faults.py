@@ -6,6 +6,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +34,7 @@ from lakefs.ids import LeaseId, Revision
 from lakefs.limits import COORDINATOR_KEY_BYTES_MAX, COORDINATOR_OPERATIONS_MAX, COORDINATOR_TRANSACTION_BYTES_MAX
 from tests.contract.coordinators import URL_FILE, entry_of, next_changes, put
 from tests.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.etcd_rig import compact, etcdctl
+from tests.etcd_rig import etcdctl
 
 _lakes: Final = itertools.count()
 
@@ -59,7 +60,7 @@ async def behind(folder: Path, *, has_another: bool = True) -> AsyncIterator[Beh
     async with cutting_proxy(url) as proxy:
         urls = (proxy.url, url) if has_another else (proxy.url,)
         async with (
-            open_etcd_coordinator(EtcdAccess(urls), lake) as coordinator,
+            open_etcd_coordinator(EtcdAccess(urls, first=0), lake) as coordinator,
             open_etcd_coordinator(EtcdAccess((url,)), lake) as beside,
         ):
             yield Behind(coordinator, beside, proxy, url)
@@ -148,6 +149,25 @@ def test_a_lost_answer_is_found_though_others_have_changed_the_keys_since(faults
             done = await _answer_lost(rig, lambda: rig.coordinator.transact(compares, [Delete(b"a")]), is_done)
             assert done == Transacted(Outcome.DONE, Revision(first + 1), (Entry(b"a", b"1", first),))
             assert (await entry_of(rig.beside, b"a")).value == b"another's"
+
+    trio.run(scenario)
+
+
+def test_a_transaction_that_may_be_repeated_is_answered_as_the_last_time_and_leaves_no_marker(
+    faults_etcd: Path,
+) -> None:
+    async def scenario() -> None:
+        async with behind(faults_etcd) as rig:
+
+            async def is_done() -> bool:
+                return (await rig.beside.get(b"done")).entry is not None
+
+            await rig.coordinator.connect()
+            again = partial(rig.coordinator.transact, [IsAbsent(b"done")], [Put(b"done", b"1")], is_repeatable=True)
+            done = await _answer_lost(rig, again, is_done)
+            written = await entry_of(rig.beside, b"done")
+            assert done == Transacted(Outcome.CONFLICT, written.revision, (written,))
+            assert rig.coordinator._sessions._session is None, "no slot was taken, and no marker put"
 
     trio.run(scenario)
 
@@ -309,7 +329,7 @@ def test_a_watch_that_was_away_while_etcd_was_compacted_says_so(faults_etcd: Pat
                 await rig.proxy.cut()
                 for number in range(5):
                     last = await put(rig.beside, b"a", b"%d" % number)
-                compact(rig.url, last)
+                await rig.beside.compact(Revision(last + 1))
                 rig.proxy.is_away = False
                 with trio.fail_after(20):
                     assert await anext(watch) == ReadAnew()
@@ -324,7 +344,7 @@ def test_a_removal_at_the_very_revision_of_a_compaction_is_not_missed(faults_etc
         async with behind(faults_etcd) as rig:
             await put(rig.beside, b"a", b"0")
             removed = (await rig.beside.transact([], [Delete(b"a")])).revision
-            compact(rig.url, removed)
+            await rig.beside.compact(Revision(removed + 1))
             async with rig.beside.watch(b"a", b"b", removed) as watch:
                 with trio.fail_after(20):
                     assert await anext(watch) == ReadAnew()

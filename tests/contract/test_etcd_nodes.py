@@ -80,7 +80,7 @@ def test_a_number_is_raised_once_a_step_and_a_watch_sees_each_while_a_node_is_aw
         counted: list[int] = []
         seen: list[int] = []
         is_over = False
-        async with open_etcd_coordinator(EtcdAccess(urls), f"count-{next(_lakes)}") as coordinator:
+        async with open_etcd_coordinator(EtcdAccess(urls, first=0), f"count-{next(_lakes)}") as coordinator:
             begun = (await coordinator.get(b"count")).revision
             lease = await coordinator.lease(10)
 

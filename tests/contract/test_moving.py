@@ -42,7 +42,12 @@ class Failing(MemoryCoordinator):
         self.entries, self.revision, self.history = self._of.entries, self._of.revision, self._of.history
 
     async def transact(
-        self, compares: Sequence[Compare], then_ops: Sequence[Operation], else_ops: Sequence[Operation] = ()
+        self,
+        compares: Sequence[Compare],
+        then_ops: Sequence[Operation],
+        else_ops: Sequence[Operation] = (),
+        *,
+        is_repeatable: bool = False,
     ) -> Transacted:
         self._left -= 1
         if not self.has_failed:

@@ -22,7 +22,7 @@ from lakefs.client.connect import connect
 from lakefs.errors import LakeError
 from tests.door.asks import Ask, Key, raw_of
 from tests.door.line import Line, Reply
-from tests.door.linear import NOTHING, UNKNOWN, Nothing, Operation, Value
+from tests.linear import NOTHING, UNKNOWN, Nothing, Operation, Value
 
 BUCKET: Final = "registers"
 _LENGTHS: Final = (48, 3200, 65_536, 70_000, 48, 1008, 48, 262_144)

@@ -13,7 +13,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from lakefs.client.connect import connect
 from lakefs.errors import OperationalError
 from tests.crash.small_engine import WarmEngine
-from tests.door.linear import Operation, contradiction
+from tests.linear import Operation, contradiction
 
 _STOPPED_S: Final = 0.3
 _SAID_EVERY: Final = 50

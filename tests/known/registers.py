@@ -4,7 +4,7 @@
 some in trio: each has a connection of its own, answers known names from its own memory, and reads and writes the same
 few objects.  During each round one thing happens: the engine is killed and started again, or stopped by SIGSTOP for a
 while, or gc and compaction run all the time.  After each round the history of each object must be linearizable
-(`tests.door.linear`).
+(`tests.linear`).
 
     python -m tests.known.registers --rounds 500 --seed 7
 """
@@ -26,10 +26,10 @@ from lakefs.client.connect import connect
 from lakefs.content.verify import Check
 from lakefs.errors import KeyNotFound, LakeError, OperationalError, PreconditionFailed
 from tests.crash.small_engine import WarmEngine
-from tests.door.linear import NOTHING, UNKNOWN, Nothing, Operation, Value
 from tests.door.register_client import Values, content_of
 from tests.door.rounds import Rounds
 from tests.known.clients import KINDS, read_whole, reader
+from tests.linear import NOTHING, UNKNOWN, Nothing, Operation, Value
 from tests.sim.__main__ import say
 
 BUCKET: Final = "registers"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, strategies as st
 
-from tests.door.linear import NOTHING, UNKNOWN, Operation, Value, contradiction
+from tests.linear import NOTHING, PRESENT, UNKNOWN, Found, Not, Nothing, Operation, Value, contradiction
 
 
 def read(called: float, ended: float, found: Value) -> Operation:
@@ -18,6 +18,15 @@ def read(called: float, ended: float, found: Value) -> Operation:
 
 def write(called: float, ended: float, value: Value) -> Operation:
     return Operation(called, ended, writes=value)
+
+
+def refused(called: float, ended: float, unlike: Value) -> Operation:
+    """A conditional write that required this value, and found another."""
+    return Operation(called, ended, found=Not(unlike))
+
+
+def swap(called: float, ended: float, found: Found, value: Value) -> Operation:
+    return Operation(called, ended, found, value)
 
 
 ACCEPTED = {
@@ -42,6 +51,41 @@ ACCEPTED = {
     "a swap that found what was there": [write(0, 1, 1), Operation(2, 3, found=1, writes=2), read(4, 5, 2)],
     "a lost read": [Operation(0, UNKNOWN), read(1, 2, None)],
     "times that touch": [write(0, 1, 1), read(1, 2, None)],
+    "a creation that was refused while something was there": [write(0, 1, 1), refused(2, 3, None), read(4, 5, 1)],
+    "a creation that was refused because of a lost write": [write(0, UNKNOWN, 1), refused(2, 3, None)],
+    "a creation that was refused because of a lost write, which was removed": [
+        write(0, UNKNOWN, 1),
+        refused(2, 3, None),
+        write(4, 5, None),
+        read(6, 7, None),
+    ],
+    "a lost creation that was not done": [write(0, 1, 1), swap(2, UNKNOWN, None, 2), read(3, 4, 1)],
+    "a lost creation that was done late": [
+        write(0, 1, 1),
+        swap(2, UNKNOWN, None, 2),
+        read(3, 4, 1),
+        write(5, 6, None),
+        read(7, 8, 2),
+    ],
+    "a lost swap of what a lost write wrote": [
+        write(0, 1, 1),
+        write(2, UNKNOWN, 2),
+        swap(3, UNKNOWN, 2, 3),
+        read(4, 5, 1),
+        read(6, 7, 3),
+    ],
+    "a lost removal of what a lost write wrote": [
+        write(0, 1, 1),
+        write(2, UNKNOWN, 2),
+        swap(3, UNKNOWN, 2, None),
+        read(4, 5, 1),
+        read(6, 7, None),
+    ],
+    "a swap that was refused because a lost one was done, which nobody saw": [
+        write(0, 1, 1),
+        swap(2, UNKNOWN, 1, 2),
+        refused(3, 4, 1),
+    ],
     "many removals that nobody knows of": [write(0, 1, 1)]
     + [write(2, UNKNOWN, None) for _ in range(200)]
     + [read(3 + at, 3.5 + at, 1) for at in range(200)]
@@ -64,6 +108,17 @@ REFUSED = {
         read(7, 8, None),
     ],
     "a swap that found another value": [write(0, 1, 1), write(2, 3, 2), Operation(4, 5, found=1, writes=3)],
+    "a creation that was refused though nothing was there": [write(0, 1, 1), write(2, 3, None), refused(4, 5, None)],
+    "two creations": [swap(0, 9, None, 1), swap(0, 9, None, 2)],
+    "a swap that was refused though the value was there": [write(0, 1, 1), refused(2, 3, 1)],
+    "a swap that was refused though only its own value can have been there": [
+        write(0, UNKNOWN, 1),
+        refused(1, 2, None),
+        refused(3, 4, 1),
+    ],
+    "a lost creation beside what was there throughout": [write(0, 1, 1), swap(2, UNKNOWN, None, 2), read(3, 4, 2)],
+    "a lost removal of another value": [write(0, 1, 1), swap(2, UNKNOWN, 2, None), read(3, 4, None)],
+    "a lost swap done twice": [write(0, 1, 1), swap(2, UNKNOWN, 1, 2), read(3, 4, 2), write(5, 6, 3), read(7, 8, 2)],
     "a lost removal before its call": [write(0, 1, 1), read(2, 3, None), write(4, UNKNOWN, None)],
 }
 
@@ -100,7 +155,11 @@ def is_order(order: Sequence[Operation]) -> bool:
     for at, operation in enumerate(order):
         if any(later.ended < operation.called for later in order[at + 1 :]):
             return False
-        if operation.found is not NOTHING and operation.found != value:
+        found = operation.found
+        if isinstance(found, Not):
+            if found.value == value:
+                return False
+        elif not isinstance(found, Nothing) and found != value:
             return False
         if operation.writes is not NOTHING:
             value = operation.writes  # type: ignore[assignment]
@@ -113,16 +172,27 @@ def histories(draw: st.DrawFn) -> list[Operation]:
     for number in range(draw(st.integers(1, 6))):
         called = draw(st.integers(0, 12))
         ended = called + draw(st.integers(1, 6))
-        kind = draw(st.sampled_from(("read", "read", "write", "remove", "swap")))
-        is_lost = draw(st.integers(0, 4)) == 0
+        kind = draw(
+            st.sampled_from(("read", "read", "write", "remove", "swap", "take", "create", "refused", "replace"))
+        )
+        is_lost = draw(st.integers(0, 2)) == 0
         looked = draw(st.sampled_from((None, *range(number + 1))))
-        if kind == "read":
-            found.append(Operation(called, ended, found=looked))
-        elif kind == "swap":
-            found.append(Operation(called, ended, found=looked, writes=number))
-        else:
-            value = number if kind == "write" else None
-            found.append(Operation(called, UNKNOWN if is_lost else ended, writes=value))
+        until = UNKNOWN if is_lost else ended
+        match kind:
+            case "read":
+                found.append(Operation(called, ended, found=looked))
+            case "refused":
+                found.append(Operation(called, ended, found=Not(looked)))
+            case "swap":
+                found.append(Operation(called, until, found=looked, writes=number))
+            case "take":
+                found.append(Operation(called, until, found=looked, writes=None))
+            case "create":
+                found.append(Operation(called, until, found=None, writes=number))
+            case "replace":
+                found.append(Operation(called, until, found=PRESENT, writes=number))
+            case _:
+                found.append(Operation(called, until, writes=number if kind == "write" else None))
     return found
 
 
@@ -160,3 +230,52 @@ def test_long_histories_of_a_true_register_are_accepted_and_spoilt_ones_refused(
     old = next(one.writes for one in history if one.writes is not NOTHING and one.writes is not None)
     history[at] = Operation(history[at].called, history[at].ended, found=old)
     assert contradiction(history) is not None
+
+
+CLIENTS = 8
+
+
+def hard_history(chance: random.Random, *, lost: float) -> list[Operation]:
+    """Return 200 operations of a true register: half of them write, many on conditions, and so many have no end."""
+    history: list[Operation] = []
+    value: Value = None
+    free_at = [0.0] * CLIENTS
+    number = 0
+    while len(history) < 200:
+        number += 1
+        client = chance.randrange(CLIENTS)
+        if free_at[client] >= number:
+            continue
+        called = max(free_at[client], number - chance.random() * CLIENTS)
+        ended = free_at[client] = number + chance.random() * CLIENTS
+        if chance.random() < 0.5:
+            history.append(read(called, ended, value))
+            continue
+        is_lost = chance.random() < lost
+        kind = chance.choice(("put", "put", "remove", "create", "swap", "take"))
+        writes = None if kind in ("remove", "take") else number
+        found: Found = {"put": NOTHING, "remove": NOTHING, "create": None}.get(kind, value)
+        if kind in ("swap", "take") and chance.random() < 0.3:
+            found = number - 1
+        if isinstance(found, Nothing) or found == value or is_lost:
+            history.append(Operation(called, UNKNOWN if is_lost else ended, found, writes))
+            if isinstance(found, Nothing) or found == value:
+                value = value if is_lost and chance.random() < 0.5 else writes
+        else:
+            history.append(refused(called, ended, found if not isinstance(found, Not) else None))
+    return history
+
+
+@pytest.mark.parametrize("lost", [0.05, 0.3])
+def test_histories_with_many_conditions_and_lost_answers_are_judged_soon(lost: float) -> None:
+    refused_ones = 0
+    for seed in range(20):
+        chance = random.Random(seed)
+        history = hard_history(chance, lost=lost)
+        assert contradiction(history) is None
+        reads = [at for at, one in enumerate(history) if one.writes is NOTHING and one.called > 60]
+        at = chance.choice(reads)
+        old = next(one.writes for one in history if not isinstance(one.writes, Nothing) and one.writes is not None)
+        history[at] = read(history[at].called, history[at].ended, old)
+        refused_ones += contradiction(history) is not None
+    assert refused_ones > 15, "nearly always it was replaced long ago"

@@ -82,9 +82,17 @@ class Faulty:
         return await self._do(partial(self._inner.range, begin, end, limit=limit, after=after))
 
     async def transact(
-        self, compares: Sequence[Compare], then_ops: Sequence[Operation], else_ops: Sequence[Operation] = ()
+        self,
+        compares: Sequence[Compare],
+        then_ops: Sequence[Operation],
+        else_ops: Sequence[Operation] = (),
+        *,
+        is_repeatable: bool = False,
     ) -> Transacted:
-        return await self._do(partial(self._inner.transact, compares, then_ops, else_ops))
+        return await self._do(partial(self._inner.transact, compares, then_ops, else_ops, is_repeatable=is_repeatable))
+
+    async def compact(self, revision: Revision) -> None:
+        await self._do(partial(self._inner.compact, revision))
 
     @asynccontextmanager
     async def watch(self, begin: bytes, end: bytes, from_revision: Revision) -> AsyncIterator[Watch]:

@@ -228,14 +228,19 @@ class _Failing(MemoryCoordinator):
         self.others = 3
 
     async def transact(
-        self, compares: Sequence[Compare], then_ops: Sequence[Operation], else_ops: Sequence[Operation] = ()
+        self,
+        compares: Sequence[Compare],
+        then_ops: Sequence[Operation],
+        else_ops: Sequence[Operation] = (),
+        *,
+        is_repeatable: bool = False,
     ) -> Transacted:
         if self.others and compares:
             self.others -= 1
             entry = self.entries.get(member_key(MEMBER.member))
             if entry is not None:
                 await super().transact([], [Put(entry.key, entry.value)])
-        return await super().transact(compares, then_ops, else_ops)
+        return await super().transact(compares, then_ops, else_ops, is_repeatable=is_repeatable)
 
 
 def test_a_registration_goes_on_until_nobody_else_was_first() -> None:

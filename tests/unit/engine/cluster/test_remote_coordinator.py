@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import trio
 
-from engine.coordinator.coordinator import Changes, Coordinator, HasRevision, Put
+from engine.coordinator.coordinator import Changes, Coordinator, Entry, HasRevision, IsAbsent, Outcome, Put
 from engine.coordinator.held_lease import hold_lease
 from engine.coordinator.lake_state import NO_EPOCH, LakeState
 from engine.coordinator.lake_view import LakeView, open_lake_view
@@ -65,6 +65,20 @@ def test_a_transaction_whose_connection_was_cut_was_done_whole_or_not_at_all_and
             assert values == ([b"old", None] if fault == BEFORE else [b"new", b"new"])
             done = FIRST_REVISION if fault == BEFORE else FIRST_REVISION + 1
             assert (await remote.get(b"a")).revision == done, "it was done once at most"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("fault", [BEFORE, AFTER])
+def test_a_transaction_that_may_be_repeated_is_sent_once_more_and_answered_as_the_last_time(fault: str) -> None:
+    async def scenario() -> None:
+        async with names_and_remote() as (names, remote):
+            await remote.connect()
+            names.faulty.next_fault = fault
+            done = await remote.transact([IsAbsent(b"a")], [Put(b"a", b"new")], is_repeatable=True)
+            assert done.outcome is (Outcome.DONE if fault == BEFORE else Outcome.CONFLICT)
+            assert await entry_of(remote, b"a") == Entry(b"a", b"new", Revision(FIRST_REVISION))
+            assert [entry and entry.value for entry in done.seen] == [None if fault == BEFORE else b"new"]
 
     run(scenario)
 

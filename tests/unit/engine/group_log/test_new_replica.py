@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 import trio
 
-from engine.coordinator.coordinator import Coordinator
+from engine.coordinator.coordinator import Coordinator, Put
 from engine.group_log.assembly import ReplicaIsBehind
 from engine.group_log.checkpoint_requests import checkpoint_group
 from engine.group_log.log_bounds import CHECKPOINT_PIECE_BYTES, CHECKPOINTS_OPEN_MAX
@@ -59,6 +59,7 @@ def served(store: KeyedStore, disk: SimDisk) -> EngineClient:
 
 async def trimmed_names(stack: AsyncExitStack, coordinator: Coordinator, disk: SimDisk) -> KeyedStore:
     """Open a first replica with names, whose log was trimmed."""
+    await coordinator.transact([], [Put(KEYS.origin, place_of(coordinator, 1).replica)])
     store = await stack.enter_async_context(names_of(coordinator, 1, disk))
     for number in range(20):
         await bind(store, f"{number:02d}")
