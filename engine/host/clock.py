@@ -5,6 +5,16 @@ from __future__ import annotations
 import time
 
 
+class BoottimeClock:
+    """Time of this machine whose spans count while it is suspended, too: for leases (`lakefs.ports.Clock`)."""
+
+    wall_ns = staticmethod(time.time_ns)
+
+    def monotonic(self) -> float:
+        """Return the seconds since this boot."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class SystemClock:
     """Time of this machine (`lakefs.ports.Clock`)."""
 

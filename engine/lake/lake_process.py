@@ -114,6 +114,8 @@ class RunningLake(Running):
         if self.parts.names is not None:
             server = Server(self.parts.names.service, TrioNetwork(), token=None, of_the_lake=True)
             names = await nursery.start(server.listen_and_serve, names_socket(self.config.socket))
+        elif self.parts.replica is not None:
+            names = names_socket(self.config.socket)
         await nursery.start(self.heads.run, self.native_addresses(), self.network, names)
         self.addresses += self.heads.addresses
         self.drains.append(self.heads.drain)
@@ -282,6 +284,7 @@ def plan_head(config: Config, names: str) -> LakePlan:
         new_devices=False,
         tier=_tier(config, tier_size_of(config)),  # it is the head's share
         names_socket=names,
+        is_head=True,
     )
 
 

@@ -2,8 +2,9 @@
 
     head        serves clients, over stripes and names
     stripes     chunks over the members; those of this machine are processes (`engine.lake.member_processes`)
-    names       metadata, mirrored on some of the devices, with the coordinator's records among them
-    upkeep      walker, gc, membership: beside the names
+    names       metadata, mirrored on some of the devices, with the coordinator's records among them; or a replica of
+                them, in a lake with etcd (`engine.lake.names_replica`)
+    upkeep      walker, gc, membership: beside the names, where they lead
 
 A process has the names, or reaches those of another one (`LakePlan.names_at`): then it has no upkeep either.
 Opened in this order from below: names, coordinator, members, links to them, head; and closed in the reverse one.
@@ -30,24 +31,27 @@ from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.coordinator_requests import coordinator_group
 from engine.coordinator.lake_state import NO_EPOCH, NO_GENERATION, LakeState
 from engine.coordinator.moving import charge_of, refuse_unless_in_charge
+from engine.coordinator.names_leader import open_names_leader
 from engine.coordinator.reads_only_coordinator import ReadsOnlyCoordinator
 from engine.coordinator.records import LakeRecord
 from engine.fabric.engine_fabric import EngineFabric
 from engine.format.layouts import StoreIdentity
 from engine.head.head import AboutMachine, Head, open_head
 from engine.head.head_tier import HeadMemory
-from engine.head.names_link import ConnectNames, NamesConnection
+from engine.head.names_link import ConnectNames
 from engine.host.clock import SystemClock
 from engine.lake.beside_names import NAMES_PAUSE_S, WAITING_FOR_NAMES, learned, open_beside_names
 from engine.lake.children import open_children
-from engine.lake.etcd_place import record_of
+from engine.lake.embedded_names import embedded_names
+from engine.lake.etcd_place import EtcdPlace, record_of
 from engine.lake.lake_etcd import LakeEtcd, open_lake_etcd
-from engine.lake.lake_members import about_machine, members_to_start, registering, wait_for_members
+from engine.lake.lake_members import START_PATIENCE_S, about_machine, members_to_start, registering, wait_for_members
 from engine.lake.machine import keep_machine, made
 from engine.lake.machine_lock import machine_locked
 from engine.lake.member_processes import MemberProcesses
 from engine.lake.moving_over import moved_over
-from engine.lake.names_here import TABLE, open_leading_names, open_names, open_table
+from engine.lake.names_here import TABLE, open_names, open_table
+from engine.lake.names_replica import NamesReplica, Term, running_replica
 from engine.lake.plan import LakePlan, TierPlan, refuse_other_protection
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
@@ -55,9 +59,9 @@ from engine.members.lent_area import LentArea
 from engine.members.member_link import Connect
 from engine.members.member_links import MemberLinks, connect_member, open_member_links
 from engine.members.read_memory import ReadMemory, Take
-from engine.process.embedded import EmbeddedEngine
 from engine.process.mirrored_names import LocalNames
 from engine.requests.bind import BindGate
+from engine.requests.dispatch import Group
 from engine.requests.table import NamesService
 from engine.store.local_store import ENGINE_THREADS
 from engine.stripes.stripes import LakeStripes
@@ -72,9 +76,7 @@ from lakefs.host.offload import ThreadOffload
 from lakefs.ids import BootId, new_id16
 from lakefs.limits import BUFFER_POOL_BYTES, PARITY_MEMORY_BYTES
 from lakefs.ports import Clock, Offload
-from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineService
-from lakefs.wire.frames import PROTOCOL_VERSION
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -102,6 +104,8 @@ class LakeParts:
     names: LakeNames | None
     is_made_now: bool
     """This opening made the lake's first table."""
+    replica: NamesReplica | None = None
+    """The replica of the names on this machine, in a lake with etcd."""
 
 
 def open_lake(
@@ -117,7 +121,25 @@ def open_lake(
     names of another lake.
     """
     fabric = fabric or EngineFabric(None, "it is off")
-    return _open_beside_names(plan, about, fabric) if plan.names_at else _open_with_names(plan, fabric)
+    return _open_lake(plan, about, fabric)
+
+
+@asynccontextmanager
+async def _open_lake(plan: LakePlan, about: AboutMachine | None, fabric: EngineFabric) -> AsyncIterator[LakeParts]:
+    async with AsyncExitStack() as stack:
+        if not plan.is_head:
+            if plan.names_at:
+                stack.enter_context(machine_locked(plan.folders))
+                plan = await learned(plan)
+            else:
+                plan = await moved_over(plan)
+        if plan.is_head or (plan.names_at and plan.machine.etcd is None):
+            opening = _open_beside_names(plan, about, fabric)
+        elif plan.machine.etcd is None:
+            opening = _open_with_names(plan, fabric)
+        else:
+            opening = _open_with_replica(plan, plan.machine.etcd, fabric)
+        yield await stack.enter_async_context(opening)
 
 
 # --- the machine with the names ----------------------------------------------------------------------
@@ -127,71 +149,48 @@ def open_lake(
 async def _open_with_names(plan: LakePlan, fabric: EngineFabric) -> AsyncIterator[LakeParts]:
     async with AsyncExitStack() as stack:
         offload = await stack.enter_async_context(ThreadOffload(ENGINE_THREADS, "lake"))
-        plan = await moved_over(plan)
-        base = await (_on_table if plan.machine.etcd is None else _on_etcd)(stack, plan)
-        names, coordinator = base.names, base.coordinator
+        names = await stack.enter_async_context(open_names(plan))
         store, gate = names.store, BindGate()
         joined = JoinedGeneration(store.metadata, gate)
+        coordinator = await stack.enter_async_context(open_table(store))
+        if (charge := await charge_of(coordinator)) is not None:
+            refuse_unless_in_charge(charge, plan.lake_id, TABLE)
         state = LakeState(coordinator)
         protection = await _recorded(state, plan)
         is_made = await state.epoch() != NO_EPOCH
-        processes = base.processes or await _open_processes(stack, plan, state, protection, is_made=is_made)
+        processes = await _open_processes(stack, plan, state, protection, is_made=is_made)
         await wait_for_members(processes, state, plan, protection, is_made=is_made)
-        plan = replace(plan, machine=made(plan.machine, protection))
-        keep_machine([member.plan.folder for member in processes.all], plan.machine, plan.token)
+        plan = _kept(plan, processes, protection)
         content = await _open_content(stack, plan, coordinator, offload)
-        upkeep = _upkeep(plan, base, gate, joined, content, offload)
+        upkeep = _upkeep(plan, names, coordinator, None, gate, joined, content, offload)
         serving = partial(NamesService, store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
         memory = await stack.enter_async_context(_head_memory(plan.tier, store.superblock.identity, offload, fabric))
-        connect = _connecting(serving())
+        connect = embedded_names(serving())
         about = partial(about_machine, plan, processes)
         head = await _open_head(stack, plan, about, connect, content, offload, store.clock, memory, fabric)
-        with_names = LakeNames(names, upkeep, serving(coordinator=coordinator_group(base.served)))
+        with_names = LakeNames(names, upkeep, serving(coordinator=coordinator_group(coordinator)))
         yield LakeParts(plan, processes, content.links, head, protection, offload, with_names, is_made_now=not is_made)
 
 
-class _Base(NamedTuple):
-    """Names and coordinator of the lake on the machine with the names."""
-
-    names: LocalNames
-    coordinator: Coordinator
-    served: Coordinator
-    """The coordinator that the names serve."""
-    etcd: LakeEtcd | None = None
-    processes: MemberProcesses | None = None
-    """The members, where they started before the names could be opened."""
-
-
-async def _on_table(stack: AsyncExitStack, plan: LakePlan) -> _Base:
-    """Open the names, with the coordinator's table in them.  StoreUnusable when that has moved to an etcd."""
-    names = await stack.enter_async_context(open_names(plan))
-    table = await stack.enter_async_context(open_table(names.store))
-    if (charge := await charge_of(table)) is not None:
-        refuse_unless_in_charge(charge, plan.lake_id, TABLE)
-    return _Base(names, table, table)
-
-
-async def _on_etcd(stack: AsyncExitStack, plan: LakePlan) -> _Base:
-    """Open the etcd, and the names as soon as it answers: other machines' heads may need the members before."""
-    assert plan.machine.etcd is not None, "the lake has one"
-    stack.enter_context(machine_locked(plan.folders))
-    etcd = await stack.enter_async_context(open_lake_etcd(plan.machine.etcd, plan.lake_id))
-    state = LakeState(etcd.coordinator)
-    processes = None
-    if plan.machine.is_made:
-        processes = await _open_processes(stack, plan, state, plan.protection, is_made=True)
-    await etcd.wait()
-    names = await stack.enter_async_context(open_leading_names(plan, etcd.coordinator))
-    await state.record_etcd(record_of(plan.machine.etcd))
-    return _Base(names, etcd.coordinator, ReadsOnlyCoordinator(etcd.coordinator), etcd, processes)
+def _kept(plan: LakePlan, processes: MemberProcesses, protection: Protection) -> LakePlan:
+    """Let the members' folders have the machine's record, as of a lake that was made; returns the plan with it."""
+    plan = replace(plan, machine=made(plan.machine, protection))
+    keep_machine([member.plan.folder for member in processes.all], plan.machine, plan.token)
+    return plan
 
 
 def _upkeep(
-    plan: LakePlan, base: _Base, gate: BindGate, joined: JoinedGeneration, content: _Content, offload: Offload
+    plan: LakePlan,
+    names: LocalNames,
+    coordinator: Coordinator,
+    etcd: LakeEtcd | None,
+    gate: BindGate,
+    joined: JoinedGeneration,
+    content: _Content,
+    offload: Offload,
 ) -> LakeUpkeep:
-    names = base.names
     return LakeUpkeep(
-        base.coordinator,
+        coordinator,
         content.links,
         content.stripes,
         names.store,
@@ -200,7 +199,7 @@ def _upkeep(
         offload,
         UpkeepSettings(name=plan.machine.name, upload_expiry_s=plan.upload_expiry_s),
         names_state=names.state,
-        etcd_state=None if base.etcd is None else base.etcd.state,
+        etcd_state=None if etcd is None else etcd.state,
         on_change=content.links.view.on_change,
         take=content.take,
     )
@@ -219,21 +218,60 @@ async def _recorded(state: LakeState, plan: LakePlan) -> Protection:
     return chosen
 
 
-def _connecting(service: NamesService) -> ConnectNames:
-    """Return what connects clients of a head to the names in this process."""
+# --- a machine with a replica of the names -------------------------------------------------------------
 
-    @asynccontextmanager
-    async def connect() -> AsyncIterator[NamesConnection]:
-        client = EmbeddedEngine(service, descriptors=False)
-        try:
-            hello = (await client.call(m.Hello(PROTOCOL_VERSION, "head"))).message
-            assert isinstance(hello, m.HelloReply), hello
-            yield NamesConnection(client, hello, trio.sleep_forever)
-        finally:
-            with trio.CancelScope(shield=True):
-                await client.aclose()
 
-    return connect
+@asynccontextmanager
+async def _open_with_replica(plan: LakePlan, place: EtcdPlace, fabric: EngineFabric) -> AsyncIterator[LakeParts]:
+    async with AsyncExitStack() as stack:
+        if not plan.names_at:
+            stack.enter_context(machine_locked(plan.folders))
+        offload = await stack.enter_async_context(ThreadOffload(ENGINE_THREADS, "lake"))
+        etcd = await stack.enter_async_context(open_lake_etcd(place, plan.lake_id))
+        coordinator = etcd.coordinator
+        state, processes = LakeState(coordinator), None
+        if plan.machine.is_made or plan.names_at:  # other machines' heads may need the members before etcd answers
+            processes = await _open_processes(stack, plan, state, plan.protection, is_made=True)
+        await etcd.wait()
+        protection = await _recorded(state, plan)
+        await state.record_etcd(record_of(place))
+        is_made = await state.epoch() != NO_EPOCH
+        processes = processes or await _open_processes(stack, plan, state, protection, is_made=is_made)
+        if not plan.names_at:
+            await wait_for_members(processes, state, plan, protection, is_made=is_made)
+        plan = _kept(plan, processes, protection)
+        content = await _open_content(stack, plan, coordinator, offload)
+        leader = await stack.enter_async_context(open_names_leader(coordinator))
+        open_term = partial(_open_term, plan, etcd, content, offload)
+        replica = NamesReplica(plan, coordinator, leader, offload, open_term)
+        identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
+        memory = await stack.enter_async_context(_head_memory(plan.tier, identity, offload, fabric))
+        about = partial(about_machine, plan, processes)
+        head = await _open_head(stack, plan, about, replica.connect, content, offload, SystemClock(), memory, fabric)
+        await stack.enter_async_context(running_replica(replica))
+        with trio.move_on_after(START_PATIENCE_S):
+            await leader.wait()
+        yield LakeParts(
+            plan, processes, content.links, head, protection, offload, None, is_made_now=not is_made, replica=replica
+        )
+
+
+def _open_term(
+    plan: LakePlan, etcd: LakeEtcd, content: _Content, offload: Offload, names: LocalNames, checkpoints: Group
+) -> Term:
+    """Return what serves on names that lead."""
+    store, gate = names.store, BindGate()
+    joined = JoinedGeneration(store.metadata, gate)
+    upkeep = _upkeep(plan, names, etcd.coordinator, etcd, gate, joined, content, offload)
+    service = NamesService(
+        store,
+        gate=gate,
+        upkeep=upkeep.requests,
+        more_status=upkeep.status,
+        coordinator=coordinator_group(ReadsOnlyCoordinator(etcd.coordinator)),
+        checkpoints=checkpoints,
+    )
+    return Term(service, upkeep.run)
 
 
 # --- a machine beside it -----------------------------------------------------------------------------
@@ -244,9 +282,7 @@ async def _open_beside_names(
     plan: LakePlan, about: AboutMachine | None, fabric: EngineFabric
 ) -> AsyncIterator[LakeParts]:
     async with AsyncExitStack() as stack:
-        stack.enter_context(machine_locked(plan.folders))
         offload = await stack.enter_async_context(ThreadOffload(ENGINE_THREADS, "lake"))
-        plan = await learned(plan)
         lake = await open_beside_names(stack, plan)
         coordinator = lake.coordinator
         processes = await _open_processes(stack, plan, LakeState(coordinator), plan.protection, is_made=True)

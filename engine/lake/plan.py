@@ -45,6 +45,8 @@ class LakePlan:
     without: frozenset[CopyId] = frozenset()
     restored: bool = False
     tier: TierPlan = TierPlan()
+    is_head: bool = False
+    """One more head of a machine: it has neither members nor names."""
     names_listen: tuple[str, ...] = ()
     """Addresses at which this machine's names are found, where it has them."""
     names_socket: str = ""

@@ -75,6 +75,11 @@ class LocalNames:
         self._is_ended = False
         store.metadata.outlive_index(self._is_index_moved)
 
+    @property
+    def disk(self) -> Disk:
+        """The disk on which the names lie, as whoever reads their files has it."""
+        return self._mirror
+
     def state(self) -> dict[str, Any]:
         """Return where the names lie, for people and scripts; JSON-able.
 

@@ -10,8 +10,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from engine.coordinator.coordinator import Delete, Put
-from engine.coordinator.names_leader import NAMES_LEASE_S, NamesLeader, open_leading, open_names_leader
+from engine.coordinator.coordinator import Delete
+from engine.coordinator.names_leader import NamesLeader, open_names_leader
 from engine.coordinator.records import LEADER_KEY, LeaderRecord, encode
 from engine.head.leader_link import address_of, leader_at, names_led_by
 from engine.head.names_link import ConnectNames, NamesConnection
@@ -19,7 +19,6 @@ from lakefs.errors import EngineUnreachable
 from lakefs.limits import NAMES_CONNECT_S
 from tests.contract.coordinators import put
 from tests.memory_coordinator import MemoryCoordinator, memory_coordinator
-from tests.sim.world.clock import SimClock
 
 ONE = LeaderRecord(b"1" * 16, "machine 1", ("unix:/run/names", "tcp://10.0.0.1:9100"))
 TWO = LeaderRecord(b"2" * 16, "machine 2", ("tcp://10.0.0.2:9100",))
@@ -125,53 +124,6 @@ def test_the_leader_s_own_machine_uses_its_socket_and_others_its_port() -> None:
     alone = LeaderRecord(b"1" * 16, "machine 1", ("unix:/run/names",))
     with pytest.raises(EngineUnreachable, match="no other machine"):
         leader_at("machine 2")(alone)
-
-
-def test_a_replica_leads_as_soon_as_it_may_and_again_when_its_lease_was_lost() -> None:
-    async def scenario(coordinator: MemoryCoordinator, leader: NamesLeader, names: FakeNames) -> None:
-        before = await coordinator.lease(20)
-        await coordinator.transact([], [Put(LEADER_KEY, encode(TWO), before)])
-        async with open_leading(coordinator, SimClock(), ONE) as leading:
-            assert (await leader.wait()).record == TWO
-            await trio.sleep(15)
-            assert (leading.term, (await leader.wait()).record) == (0, TWO), "another one leads"
-            await trio.sleep(10)
-            found = await leader.wait()
-            assert (found.record, found.term) == (ONE, leading.term)
-            await trio.sleep(10 * NAMES_LEASE_S)
-            assert leading.term == found.term, "its lease is kept alive"
-            await end_lease(coordinator)
-            await leader.wait_deposed(found)
-            again = await leader.wait()
-            await trio.sleep(0.1)
-            assert again.record == ONE
-            assert again.term == leading.term > found.term
-        await leader.wait_deposed(again)
-        assert leader.current() is None, "its lease was revoked"
-        assert leading.term == 0
-
-    run(scenario)
-
-
-async def end_lease(coordinator: MemoryCoordinator) -> None:
-    entry = (await coordinator.get(LEADER_KEY)).entry
-    assert entry is not None
-    await coordinator.revoke(entry.lease)
-
-
-def test_a_replica_takes_the_place_of_its_own_earlier_process_at_once() -> None:
-    async def scenario(coordinator: MemoryCoordinator, leader: NamesLeader, names: FakeNames) -> None:
-        before = await coordinator.lease(3600)
-        await coordinator.transact([], [Put(LEADER_KEY, encode(ONE), before)])
-        found = await leader.wait()
-        async with open_leading(coordinator, SimClock(), ONE):
-            with trio.fail_after(0.1):
-                await leader.wait_deposed(found)
-            await coordinator.revoke(before)
-            await trio.sleep(1)
-            assert leader.current() is not None, "the key is on the new process's lease"
-
-    run(scenario)
 
 
 def test_while_the_coordinator_is_away_the_leader_stays_and_what_changed_is_seen_behind_it() -> None:
