@@ -44,7 +44,7 @@ class Price(NamedTuple):
     """CPU of a match, client and members together: a line through what was measured."""
 
     match_us: float
-    """Of a match of KEYS keys, without its requests."""
+    """A match of KEYS keys, without its requests."""
     request_us: float
 
     def of(self, requests: float) -> float:

@@ -3,9 +3,10 @@
 One name, whose stamp is the version that it is bound to.  The head's memory has the counter and the end of a right to
 use it; the client on its machine keeps an answer, and repeats it in three steps, which may be far apart: it loads the
 right's end, compares the stamp, and looks at the clock.  What passes from the leader to the head is in order: turns,
-answers, rights.  A side that takes no step while ticks pass is one that was stopped, or cannot be reached.
+answers, rights.  A side that takes no step while ticks pass is one that was stopped, or cannot be reached.  The clock
+of the head's machine may lose a tick, once in a run.
 
-A state is (leader, log, answered, on the way, head, client):
+A state is (leader, log, answered, on the way, head, client, ticks that may still be lost):
 
 - leader: (ticks left of its lease, version, the head was sent the present one, ticks of the head's right that it gave,
   newest turn that the head has not said, version + 1 of an answer for the head that waits, the next leader has begun);
@@ -30,7 +31,7 @@ Messages = tuple[Message, ...]
 Head = tuple[int, int, int, int, int]
 Read = tuple[int, int, int, int]
 Client = tuple[int, Read]
-State = tuple[Leader, int, int, Messages, Head, Client]
+State = tuple[Leader, int, int, Messages, Head, Client, int]
 Step = tuple[str, State]
 
 TURN, ANSWER, RIGHT = range(3)
@@ -49,6 +50,10 @@ class Rules(NamedTuple):
     rights_end_with_the_lease: bool = True
     rights_are_given_under_the_lease: bool = True
     rights_count_from_the_sending: bool = True
+    rights_end_before_the_lease: bool = True
+    rights_end_before_their_record: bool = True
+    """The leader waits for longer than the head uses its right: their clocks differ."""
+    clocks_count_while_suspended: bool = True
     said_behind_the_turn: bool = True
     end_is_loaded_first: bool = True
     taught_behind_durable: bool = True
@@ -71,7 +76,7 @@ class HeadStamps:
         self._lease, self._right, self._messages = lease, right, messages
 
     def initial(self) -> State:
-        return (self._lease, 0, 0, 0, 0, 0, 0), 0, 0, (), _NEW_HEAD, _NOTHING_KEPT
+        return (self._lease, 0, 0, 0, 0, 0, 0), 0, 0, (), _NEW_HEAD, _NOTHING_KEPT, 1
 
     def form(self, state: State) -> State:
         return state
@@ -96,7 +101,7 @@ class HeadStamps:
     # --- leader ------------------------------------------------------------------------------------------
 
     def _changing(self, state: State) -> Iterator[Step]:
-        (lease, version, known, right, owed, answer, following), log, answered, queue, head, client = state
+        (lease, version, known, right, owed, answer, following), log, answered, queue, head, client, clocks = state
         if following:
             return
         if version < self._changes and (not known or len(queue) < self._messages):
@@ -104,83 +109,96 @@ class HeadStamps:
             turned = (*queue, (TURN, new)) if known else queue
             leader = (lease, new, 0, right, new if known else owed, answer, 0)
             word = ", and a turn is sent" if known else ""
-            yield f"the leader decides version {new}{word}", (leader, log, answered, turned, head, client)
+            yield f"the leader decides version {new}{word}", (leader, log, answered, turned, head, client, clocks)
         if log < version:
-            yield f"the log has version {log + 1}", (state[0], log + 1, answered, queue, head, client)
+            yield f"the log has version {log + 1}", (state[0], log + 1, answered, queue, head, client, clocks)
         has_turned = not owed or not right
         if answered < version and (has_turned or not self._rules.changes_wait_for_heads):
-            yield f"the change to version {version} is answered: visible", (state[0], log, version, queue, head, client)
+            yield (
+                f"the change to version {version} is answered: visible",
+                (state[0], log, version, queue, head, client, clocks),
+            )
         if answered < log and (has_turned or not self._rules.changes_wait_for_heads):
-            yield f"the change to version {log} is answered", (state[0], log, log, queue, head, client)
+            yield f"the change to version {log} is answered", (state[0], log, log, queue, head, client, clocks)
         if answered < log and (has_turned or not self._rules.reads_wait_for_heads):
-            yield f"another's read of version {log} is answered", (state[0], log, log, queue, head, client)
+            yield f"another's read of version {log} is answered", (state[0], log, log, queue, head, client, clocks)
 
     def _answering(self, state: State) -> Iterator[Step]:
         """Let the leader read for a client of the head, and answer when that is durable."""
-        (lease, version, known, right, owed, answer, following), log, answered, queue, head, client = state
+        (lease, version, known, right, owed, answer, following), log, answered, queue, head, client, clocks = state
         if following:
             return
         noted = self._rules.noted_when_read
         if lease and not answer:
             leader = (lease, version, 1 if noted else known, right, owed, version + 1, 0)
-            yield f"the leader reads version {version} for the head", (leader, log, answered, queue, head, client)
+            yield (
+                f"the leader reads version {version} for the head",
+                (leader, log, answered, queue, head, client, clocks),
+            )
         if not answer or len(queue) == self._messages:
             return
         read = answer - 1
         if (read <= log and (not owed or not right)) or not self._rules.taught_behind_durable:
             sent = (*queue, (ANSWER, read))
             leader = (lease, version, known if noted else 1, right, owed, 0, 0)
-            yield f"the head is sent version {read}", (leader, log, answered, sent, head, client)
+            yield f"the head is sent version {read}", (leader, log, answered, sent, head, client, clocks)
 
     def _rights(self, state: State) -> Iterator[Step]:
-        (lease, version, known, right, owed, answer, following), log, answered, queue, head, client = state
+        (lease, version, known, right, owed, answer, following), log, answered, queue, head, client, clocks = state
         if following:
             return
         if lease and lease < self._lease:
             leader = (self._lease, version, known, right, owed, answer, 0)
-            yield "the leader's lease is kept alive", (leader, log, answered, queue, head, client)
+            yield "the leader's lease is kept alive", (leader, log, answered, queue, head, client, clocks)
         is_asked = head[2] and not any(kind == RIGHT for kind, _ in queue)
         if not is_asked or len(queue) == self._messages:
             return
-        if not lease and self._rules.rights_are_given_under_the_lease:
+        before = 1 if self._rules.rights_end_before_the_lease else 0
+        longer = 1 if self._rules.rights_end_before_their_record else 0
+        ticks = self._right
+        if self._rules.rights_end_with_the_lease and (lease or self._rules.rights_are_given_under_the_lease):
+            ticks = min(ticks, lease - before)
+        if ticks <= 0 or (not lease and self._rules.rights_are_given_under_the_lease):
             return
-        ticks = min(self._right, lease) if lease and self._rules.rights_end_with_the_lease else self._right
         given = (RIGHT, ticks)
         sent = (*queue, given) if self._rules.rights_stay_behind_turns else (given, *queue)
-        leader = (lease, version, known, max(right, ticks), owed, answer, 0)
-        yield f"the leader gives a right of {ticks} ticks", (leader, log, answered, sent, head, client)
+        leader = (lease, version, known, max(right, ticks + longer), owed, answer, 0)
+        yield f"the leader gives a right of {ticks} ticks", (leader, log, answered, sent, head, client, clocks)
 
     def _next_leader(self, state: State) -> Iterator[Step]:
-        leader, log, answered, queue, head, client = state
+        leader, log, answered, queue, head, client, clocks = state
         if not leader[6]:
             if not leader[0]:
                 begun = (0, log, 0, leader[3], 0, 0, 1)
-                yield f"the next leader begins with version {log}", (begun, log, log, queue, head, client)
+                yield f"the next leader begins with version {log}", (begun, log, log, queue, head, client, clocks)
             return
         if log < self._changes:
             changed = (0, log + 1, 0, leader[3], 0, 0, 1)
             yield (
                 f"the next leader changes to version {log + 1}, and answers",
-                (changed, log + 1, log + 1, queue, head, client),
+                (changed, log + 1, log + 1, queue, head, client, clocks),
             )
         joined = (self._lease, log, 0, 0, 0, 0, 0)
         if self._rules.joining_ends_what_clients_keep:
             head, client = _NEW_HEAD, _NOTHING_KEPT
-        yield "the head joins the next leader", (joined, log, answered, (), (*head[:2], 0, 0, 0), client)
+        yield "the head joins the next leader", (joined, log, answered, (), (*head[:2], 0, 0, 0), client, clocks)
 
     # --- head and client ---------------------------------------------------------------------------------
 
     def _head(self, state: State) -> Iterator[Step]:
-        leader, log, answered, queue, (counter, right, asked, says, turning), client = state
+        leader, log, answered, queue, (counter, right, asked, says, turning), client, clocks = state
 
         def behind(head: Head, queue: Messages = queue) -> State:
-            return leader, log, answered, queue, head, client
+            return leader, log, answered, queue, head, client, clocks
 
         if says:
             owed = 0 if leader[4] <= says else leader[4]
             heard = (*leader[:4], owed, *leader[5:])
             after = (counter, right, asked, 0, turning)
-            yield f"the leader hears that version {says} was turned", (heard, log, answered, queue, after, client)
+            yield (
+                f"the leader hears that version {says} was turned",
+                (heard, log, answered, queue, after, client, clocks),
+            )
         if turning:
             yield f"the head turns to version {turning}", behind((max(counter, turning), right, asked, says, 0))
             return
@@ -204,14 +222,14 @@ class HeadStamps:
             head = (max(counter, number), right, asked, says, 0)
             taught = (number, client[1])
             told = max(answered, number) if number <= log else answered
-            yield f"the client keeps version {number}", (leader, log, told, queue, head, taught)
+            yield f"the client keeps version {number}", (leader, log, told, queue, head, taught, clocks)
 
     def _client(self, state: State) -> Iterator[Step]:
         """Take a step of a repeated answer.  One that finds the stamp turned, or the right over, asks the head."""
-        leader, log, answered, queue, head, (kept, (steps, end, before, version)) = state
+        leader, log, answered, queue, head, (kept, (steps, end, before, version)), clocks = state
 
         def behind(read: Read) -> State:
-            return leader, log, answered, queue, head, (kept, read)
+            return leader, log, answered, queue, head, (kept, read), clocks
 
         loads_first = self._rules.end_is_loaded_first
         if steps == IDLE and kept >= 0:
@@ -230,11 +248,15 @@ class HeadStamps:
             yield "the client looks at the clock, and repeats its answer", behind((REPEATED, 0, before, version))
 
     def _time(self, state: State) -> Iterator[Step]:
-        (lease, version, known, right, owed, answer, following), log, answered, queue, head, client = state
+        (lease, version, known, right, owed, answer, following), log, answered, queue, head, client, clocks = state
         counter, end, asked, says, turning = head
         kept, (steps, loaded, before, repeated) = client
         older = (max(0, lease - 1), version, known, max(0, right - 1), owed, answer, following)
         asked = min(asked + 1, self._right + 1) if asked else 0
         after = (counter, max(0, end - 1), asked, says, turning)
         read = (kept, (steps, max(0, loaded - 1), before, repeated))
-        yield "a tick", (older, log, answered, queue, after, read)
+        yield "a tick", (older, log, answered, queue, after, read, clocks)
+        if clocks:
+            yield "a tick that the head's clock loses", (older, log, answered, queue, head, client, clocks - 1)
+        if not self._rules.clocks_count_while_suspended:
+            yield "a tick while the head's machine is suspended", (older, log, answered, queue, head, client, clocks)
