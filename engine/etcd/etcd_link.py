@@ -141,6 +141,8 @@ class EtcdLink:
         """The id of the etcd that answered last; 0 before that."""
         self._authenticating = trio.Lock()
         self._closed = False
+        self._has_answered = True
+        """The endpoint in use has answered, or is the first."""
         self._under_way: set[trio.Event] = set()
 
     @property
@@ -165,7 +167,9 @@ class EtcdLink:
         """Use the next endpoint, if this one is still in use; its streams move too if it is silent."""
         if endpoint is self.endpoint and len(self._endpoints) > 1 and not self._closed:
             self._used = (self._used + 1) % len(self._endpoints)
-            _log.info("another endpoint of etcd is used", endpoint=self.endpoint.address, left=endpoint.address)
+            if self._has_answered:  # said once, and not each time round while none answers
+                _log.info("another endpoint of etcd is used", endpoint=self.endpoint.address, left=endpoint.address)
+            self._has_answered = False
         if status.is_silence:
             for stream in list(endpoint.streams):
                 stream.cancel()
@@ -195,6 +199,7 @@ class EtcdLink:
                 tokens += 1
                 continue
             if not isinstance(answer, Status):
+                self._has_answered = True
                 self._check_cluster(endpoint, answer)
                 return answer, is_repeat
             if not answer.is_open:

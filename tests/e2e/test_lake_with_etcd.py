@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -12,11 +14,12 @@ from typing import Any
 import pytest
 
 import lakefs
+from engine.coordinator.records import ReplicaRecord, decode
 from engine.lake.etcd_place import EtcdPlace
 from engine.lake.machine import read_machine
 from tests.e2e.test_lake_on_devices import content, processes
 from tests.e2e.test_lake_on_machines import Machine, eventually
-from tests.etcd_rig import EtcdCluster, running_etcd
+from tests.etcd_rig import EtcdCluster, etcdctl, running_etcd
 
 pytestmark = [pytest.mark.slow]
 LONG = content(3, 5_000_001)
@@ -71,21 +74,24 @@ def test_a_lake_moves_to_an_etcd_outlives_its_faults_and_moves_back(etcd: EtcdCl
 
     for node in etcd.nodes:
         node.kill()
-    machine.put("without etcd", LONG)
-    assert machine.get("without etcd") == LONG
-    machine.good("mv", "bucket/without etcd", "bucket/moved")
-    assert "the coordinator cannot be asked: etcd at" in machine.good("cluster", "status").text
-    assert not etcd_of(machine)["reachable"]
+    eventually(lambda: machine("stat", "bucket/there").code != 0, "names are served without a lease")
+    assert machine("put", "-", "bucket/without etcd", stdin=LONG).code == 69
+    failed = machine("stat", "bucket/there")
+    assert failed.code == 69
+    assert "names" in failed.err
     for node in etcd.nodes:
         node.start(etcd.names)
-    eventually(lambda: etcd_of(machine)["reachable"], "etcd is not found again")
+    eventually(lambda: machine("stat", "bucket/there").code == 0, "names are not served again")
+    assert etcd_of(machine)["reachable"]
+    assert machine("stat", "bucket/without etcd").code != 0
+    machine.put("behind that", LONG)
     machine.good("gc")
     assert machine.stop() == 0
 
     machine.init("prod", "--no-etcd")
     machine.start()
     assert "etcd" not in machine.status()
-    for key in ("before", "there", "without its leader", "moved"):
+    for key in ("before", "there", "without its leader", "behind that"):
         assert machine.get(key) == LONG
     machine.put("back", LONG)
     for node in etcd.nodes:
@@ -122,6 +128,13 @@ def goes(machine: Machine, key: str) -> bool:
     return machine("put", "-", f"bucket/{key}", stdin=LONG).code == 0 and machine("cat", f"bucket/{key}").out == LONG
 
 
+def replicas_of(etcd: EtcdCluster) -> list[int]:
+    """Return the last group that each replica of the names has, as they have said."""
+    said = etcdctl(etcd.urls, "get", "--prefix", "/lake/prod/keys/names/0000/replicas/", "--write-out=json")
+    values = [base64.b64decode(entry["value"]) for entry in json.loads(said).get("kvs", [])]
+    return [decode(ReplicaRecord, value).kept for value in values]
+
+
 def etcd_in(machine: Machine) -> EtcdPlace | None:
     record = read_machine(machine.devices[0])
     assert record is not None
@@ -156,10 +169,13 @@ def test_machines_find_the_names_by_the_etcd_and_learn_that_there_is_one_or_none
             asked = [pid for pid in second.heads() if is_connected(pid, first.listen)]
             assert asked, "heads ask the names at the address of their leader"
 
+        eventually(lambda: len(replicas_of(etcd)) == 2, "the second machine has no replica of the names")
+        eventually(lambda: len(set(replicas_of(etcd))) == 1, "a replica stays behind")
         first.lose_power()
-        assert second("cat", "bucket/first").code != 0
+        eventually(lambda: goes(second, "alone"), "the second machine's replica does not lead")
         first.start()
-        eventually(lambda: goes(second, "again"), "the second machine does not find the names again")
+        eventually(lambda: goes(first, "again"), "the first machine does not find the names")
+        assert first.get("alone") == LONG
 
         assert first.stop() == 0
         first.init("prod", "--no-etcd")
