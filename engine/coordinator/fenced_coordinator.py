@@ -8,31 +8,56 @@ Rules kept here:
 - Where the record is another one, nothing is changed, and each call raises EngineUnreachable with the reason, until the
   record is right again.
 - A revision that is lower than one that was read before the call was sent is refused alike: something was lost.
+- A read waits at most READ_S: the greeting of a member reads the generation, and must not be held up by more than that.
+  While the coordinator is known to be away, reads are refused at once, and a task asks until it is back.  All else has
+  the coordinator's own patience.
 - A transaction has one comparison less than the port allows, and no `else_ops`: these would be done behind the fence.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from typing import Final, TypeVar
+
+import trio
 
 from engine.coordinator.coordinator import Compare, Coordinator, Found, HasValue, Operation, Page, Transacted, Watch
 from engine.coordinator.moving import refuse_unless_in_charge
 from engine.coordinator.records import CHARGE_KEY, Charge, ChargeRecord, decode
-from lakefs.errors import EngineUnreachable, StoreUnusable
+from engine.host.tasks import plain_errors
+from lakefs.errors import EngineUnreachable, LakeError, StoreUnusable
 from lakefs.ids import LeaseId, Revision
+from lakefs.limits import AWAY_PAUSE_S_MIN, NAMES_PAUSE_S_MAX
 
 T = TypeVar("T")
+READ_S: Final = 4.0
+"""Etcd has another leader after 1 to 3 s; and a member's greeting has MEMBER_CONNECT_S, with 0.5 s for what is
+cancelled."""
 _NONE: Final = Revision(0)
 
 
-class FencedCoordinator:
-    """`Coordinator` over another one.  `check` it at the start."""
+@asynccontextmanager
+async def open_fenced_coordinator(
+    coordinator: Coordinator, lake: bytes, place: str, incarnation: bytes = b""
+) -> AsyncIterator[FencedCoordinator]:
+    """Yield the coordinator of a lake, behind a fence until the block ends; `check` it at the start.
 
-    def __init__(self, coordinator: Coordinator, lake: bytes, place: str, incarnation: bytes = b"") -> None:
-        """`place`: words for where it is.  `incarnation`: the one that it must be; empty: the one that is found."""
+    `place`: words for where it is.  `incarnation`: the one that it must be; empty: the one that is found.
+    """
+    fenced = FencedCoordinator(coordinator, lake, place, incarnation)
+    with plain_errors():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fenced.look_while_away)
+            yield fenced
+            nursery.cancel_scope.cancel()
+
+
+class FencedCoordinator:
+    """`Coordinator` over another one.  Made by `open_fenced_coordinator`; used on the loop."""
+
+    def __init__(self, coordinator: Coordinator, lake: bytes, place: str, incarnation: bytes) -> None:
         self._coordinator = coordinator
         self._lake = lake
         self._place = place
@@ -41,6 +66,8 @@ class FencedCoordinator:
         self._revision = _NONE
         """The highest revision that was read."""
         self._reason = "it was not asked yet"
+        self._went_away = trio.Event()
+        """Set while the coordinator is known to be away."""
 
     @property
     def failure(self) -> str:
@@ -58,7 +85,7 @@ class FencedCoordinator:
         StoreUnusable unless it is this lake's, in charge, and the known incarnation; EngineUnreachable.
         """
         before = self._revision
-        found = await self._answered(lambda: self._coordinator.get(CHARGE_KEY))
+        found = await self._read(lambda: self._coordinator.get(CHARGE_KEY))
         record = None if found.entry is None else decode(ChargeRecord, found.entry.value)
         try:
             self._follow(before, found.revision)
@@ -81,7 +108,7 @@ class FencedCoordinator:
         """Return a key's entry; see the port."""
         await self._checked()
         before = self._revision
-        found = await self._answered(lambda: self._coordinator.get(key))
+        found = await self._read(lambda: self._coordinator.get(key))
         self._follow(before, found.revision)
         return found
 
@@ -89,7 +116,7 @@ class FencedCoordinator:
         """Return a page of entries; see the port."""
         await self._checked()
         before = self._revision
-        page = await self._answered(lambda: self._coordinator.range(begin, end, limit=limit, after=after))
+        page = await self._read(lambda: self._coordinator.range(begin, end, limit=limit, after=after))
         self._follow(before, page.revision)
         return page
 
@@ -157,14 +184,39 @@ class FencedCoordinator:
         assert self._fence is not None, "it was checked"
         return self._fence
 
+    async def look_while_away(self) -> None:
+        """Ask until there is an answer, whenever the coordinator has gone away; until cancelled."""
+        while True:
+            await self._went_away.wait()
+            pause_s = AWAY_PAUSE_S_MIN
+            while self._went_away.is_set():
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, NAMES_PAUSE_S_MAX)
+                with suppress(LakeError):
+                    await self._answered(lambda: self._coordinator.get(CHARGE_KEY))
+
+    async def _read(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return the answer to a read: within READ_S, and at once if the coordinator is away.  EngineUnreachable."""
+        if self._went_away.is_set():
+            await trio.lowlevel.checkpoint()
+            raise EngineUnreachable(self._reason, subject=self._place)
+        with trio.move_on_after(READ_S):
+            return await self._answered(ask)
+        self._reason = f"{self._place} does not answer"
+        self._went_away.set()
+        raise EngineUnreachable(self._reason, subject=self._place)
+
     async def _answered(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return an answer, and note whether there was one."""
         try:
             answer = await ask()
         except EngineUnreachable as error:
             self._reason = error.message
+            self._went_away.set()
             raise
         self._reason = ""
+        if self._went_away.is_set():
+            self._went_away = trio.Event()
         return answer
 
     def _follow(self, before: Revision, revision: Revision) -> None:

@@ -19,7 +19,7 @@ import structlog
 import trio
 
 from engine.coordinator.coordinator import Coordinator
-from engine.coordinator.fenced_coordinator import FencedCoordinator
+from engine.coordinator.fenced_coordinator import FencedCoordinator, open_fenced_coordinator
 from engine.coordinator.moving import Side, charge_of, refuse_other_lake
 from engine.lake.etcd_place import EtcdPlace, access_of
 from lakefs.errors import EngineBusy, EngineUnreachable, StoreUnusable
@@ -35,10 +35,10 @@ _log: Final = structlog.get_logger(__name__)
 class LakeEtcd:
     """An etcd of a lake.  Made by `open_lake_etcd`; used on the loop."""
 
-    def __init__(self, place: EtcdPlace, etcd: EtcdCoordinator, lake: bytes) -> None:
+    def __init__(self, place: EtcdPlace, etcd: EtcdCoordinator, fenced: FencedCoordinator) -> None:
         self.place: Final = place
         self._etcd = etcd
-        self._fenced = FencedCoordinator(etcd, lake, place.words, bytes.fromhex(place.incarnation))
+        self._fenced = fenced
 
     @property
     def coordinator(self) -> Coordinator:
@@ -106,8 +106,11 @@ async def open_lake_etcd(place: EtcdPlace, lake: bytes) -> AsyncIterator[LakeEtc
     access = access_of(place)
     from engine.etcd.etcd_coordinator import open_etcd_coordinator  # noqa: PLC0415 - optional, and large
 
-    async with open_etcd_coordinator(access, place.name) as etcd:
-        yield LakeEtcd(place, etcd, lake)
+    async with (
+        open_etcd_coordinator(access, place.name) as etcd,
+        open_fenced_coordinator(etcd, lake, place.words, bytes.fromhex(place.incarnation)) as fenced,
+    ):
+        yield LakeEtcd(place, etcd, fenced)
 
 
 async def check_etcd(place: EtcdPlace, lake: bytes) -> None:

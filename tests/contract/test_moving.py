@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from engine.coordinator.coordinator import Compare, Coordinator, Entry, IsAbsent, Operation, Page, Put, Transacted
-from engine.coordinator.fenced_coordinator import FencedCoordinator
+from engine.coordinator.coordinator import Compare, Coordinator, Entry, Operation, Page, Transacted
 from engine.coordinator.lake_state import LakeState
 from engine.coordinator.moving import Side, charge_of, move, take_charge
 from engine.coordinator.records import CHARGE_KEY, WALKER_KEY, Charge, ChargeRecord, LakeRecord, dirty_key, encode
 from lakefs.errors import EngineBusy, EngineUnreachable, PreconditionFailed, StoreUnusable
-from lakefs.ids import GcGeneration, Partition, Revision, RingEpoch
+from lakefs.ids import GcGeneration, Partition, RingEpoch
 from tests.contract.coordinators import KINDS, Opened, entry_of, keys_of, opened_by, put
 from tests.memory_coordinator import MemoryCoordinator, memory_coordinator
 
@@ -232,76 +231,5 @@ def test_a_source_that_has_left_is_not_moved_to_another_place() -> None:
             with pytest.raises(StoreUnusable, match="not the table any more, but the etcd"):
                 await move(Side(table, "the table"), Side(other, "another"), LAKE)
             assert await keys_of(other) == []
-
-    trio.run(scenario)
-
-
-# --- the fence ---------------------------------------------------------------------------------------
-
-
-def test_a_process_with_a_fence_changes_nothing_once_the_lake_is_elsewhere() -> None:
-    async def scenario() -> None:
-        async with memory_coordinator() as table, memory_coordinator() as etcd:
-            await fill(table)
-            moved = await move(*sides(table, etcd), LAKE)
-            fenced = FencedCoordinator(etcd, LAKE, "the etcd", moved.incarnation)
-            await fenced.check()
-            assert (await fenced.transact([IsAbsent(b"a")], [Put(b"a", b"1")])).succeeded
-            conflict = await fenced.transact([IsAbsent(b"a")], [Put(b"a", b"2")])
-            assert [entry and entry.value for entry in conflict.seen] == [b"1"]
-            assert not conflict.succeeded
-            await move(*sides(table, etcd)[::-1], LAKE)
-            for _ in range(2):
-                with pytest.raises(EngineUnreachable, match="not the etcd any more, but the table"):
-                    await fenced.transact([], [Put(b"a", b"3")])
-            with pytest.raises(EngineUnreachable, match="any more"):
-                await fenced.get(b"a")
-            assert "any more" in fenced.failure
-            assert (await entry_of(etcd, b"a")).value == b"1"
-            with pytest.raises(StoreUnusable, match="any more"):
-                await fenced.check()
-            await move(*sides(table, etcd), LAKE)
-            with pytest.raises(StoreUnusable, match="moved there another time"):
-                await fenced.check()
-
-    trio.run(scenario)
-
-
-def test_a_fence_stays_closed_while_a_move_is_under_way_and_opens_when_it_is_given_up() -> None:
-    async def scenario() -> None:
-        async with memory_coordinator() as table, memory_coordinator() as etcd:
-            await fill(table)
-            await move(*sides(table, etcd), LAKE)
-            fenced = FencedCoordinator(etcd, LAKE, "the etcd")
-            await fenced.check()
-            with pytest.raises(EngineUnreachable):
-                await move(*sides(Failing(table, 1, is_done=False), etcd)[::-1], LAKE)
-            with pytest.raises(EngineUnreachable, match="is being moved away from the etcd"):
-                await fenced.transact([], [Put(b"a", b"1")])
-            await move(*sides(table, etcd), LAKE)
-            assert (await fenced.transact([], [Put(b"a", b"1")])).succeeded
-            assert fenced.failure == ""
-
-    trio.run(scenario)
-
-
-def test_an_etcd_that_came_back_empty_or_older_is_refused() -> None:
-    async def scenario() -> None:
-        async with memory_coordinator() as table, memory_coordinator() as etcd:
-            await fill(table)
-            moved = await move(*sides(table, etcd), LAKE)
-            fenced = FencedCoordinator(etcd, LAKE, "the etcd", moved.incarnation)
-            await fenced.check()
-            entries, revision = dict(etcd.entries), etcd.revision
-            await put(fenced, b"a", b"1")
-            etcd.entries, etcd.revision = entries, revision
-            with pytest.raises(EngineUnreachable, match="went back from revision"):
-                await fenced.get(b"a")
-            etcd.entries, etcd.revision = {}, Revision(revision + 100)
-            with pytest.raises(EngineUnreachable, match="came back empty"):
-                await fenced.transact([], [Put(b"a", b"2")])
-            assert etcd.entries == {}
-            with pytest.raises(StoreUnusable, match="came back empty"):
-                await FencedCoordinator(etcd, LAKE, "the etcd", moved.incarnation).check()
 
     trio.run(scenario)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,6 +75,9 @@ def test_a_lake_moves_to_an_etcd_outlives_its_faults_and_moves_back(etcd: EtcdCl
 
     for node in etcd.nodes:
         node.kill()
+    [member] = machine.members(1)
+    os.kill(member, signal.SIGKILL)
+    eventually(lambda: machine.members(1) not in ([], [member]), "the member's process is not started again")
     eventually(lambda: machine("stat", "bucket/there").code != 0, "names are served without a lease")
     assert machine("put", "-", "bucket/without etcd", stdin=LONG).code == 69
     failed = machine("stat", "bucket/there")
@@ -141,6 +145,7 @@ def etcd_in(machine: Machine) -> EtcdPlace | None:
     return record.etcd
 
 
+@pytest.mark.thorough
 def test_machines_find_the_names_by_the_etcd_and_learn_that_there_is_one_or_none(tmp_path: Path) -> None:
     with running_etcd(tmp_path / "etcd") as etcd, machines_of(tmp_path) as (first, second):
         first.init("prod", "--protect", "1+1", "--accept-loss")
