@@ -18,7 +18,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -42,7 +41,7 @@ _REVOKED_WITHIN_S: Final = 1.0
 
 async def granted(link: EtcdLink, ttl_s: int) -> LeaseId:
     """Grant a lease.  Its number is drawn here, so a repeat finds the one that was granted."""
-    lease = LeaseId(secrets.randbits(62) + 1)
+    lease = LeaseId(link.drawn_number())
     answer, is_repeat = await link.ask_each(GRANT, lambda _: e.GrantRequest(ttl=ttl_s, id=lease))
     if isinstance(answer, Status) and not (is_repeat and answer.is_lease_there):
         raise error_of(answer, link.endpoint.address)
