@@ -141,7 +141,8 @@ class EtcdCoordinator:
         await trio.lowlevel.checkpoint()
         wanted = EtcdTransaction(self._prefix, compares, then_ops, else_ops)
         if wanted.is_read or is_repeatable:
-            return await self._transact_unmarked(wanted)
+            async with self._sessions.in_flight:
+                return await self._transact_unmarked(wanted)
         for _ in range(_SESSIONS):
             async with self._slot() as slot:
                 done = await self._transact(wanted, slot)

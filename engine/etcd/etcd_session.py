@@ -89,12 +89,13 @@ class EtcdSessions:
         self._prefix = prefix
         self._session: _Session | None = None
         self._making = trio.Lock()
-        self._in_flight = trio.Semaphore(ETCD_IN_FLIGHT)
+        self.in_flight = trio.Semaphore(ETCD_IN_FLIGHT)
+        """Held by each transaction, those without a slot, too."""
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[Slot]:
         """Yield a slot for one transaction, which settles it when its end is known."""
-        async with self._in_flight:
+        async with self.in_flight:
             session = await self._current()
             slot = session.take()
             slot.is_settled = False

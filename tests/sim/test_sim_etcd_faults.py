@@ -11,14 +11,18 @@ import trio
 
 from engine.coordinator.coordinator import Changes, Coordinator, Delete, IsAbsent, Put, ReadAnew, Watch
 from engine.etcd import etcd_messages as e
-from engine.etcd.etcd_bounds import ETCD_CALL_S, ETCD_REFUSED_S, ETCD_TRY_S
+from engine.etcd.etcd_bounds import ETCD_CALL_S, ETCD_REFUSED_S, ETCD_SESSION_S, ETCD_TRY_S
 from engine.etcd.etcd_coordinator import EtcdCoordinator
-from engine.etcd.etcd_link import KEEP_ALIVE
+from engine.etcd.etcd_link import KEEP_ALIVE, RANGE
+from engine.etcd.etcd_status import Status
 from lakefs.errors import EngineUnreachable, StoreFull
-from lakefs.ids import LeaseId
+from lakefs.ids import LeaseId, Revision
+from lakefs.limits import ETCD_IN_FLIGHT
 from tests.contract.coordinators import as_values, entry_of, next_changes, put
-from tests.sim.cluster.etcd_nodes import HOSTS, EtcdNodes
+from tests.sim.cluster.etcd_nodes import HOSTS, PROGRESS_S, RESET, EtcdNodes
+from tests.sim.cluster.far_etcd import far_etcd
 from tests.sim.cluster.network import Way
+from tests.sim.cluster.process import SimProcess
 from tests.sim.etcd_world import World, noticed, play
 from tests.sim.world.sim_time import pause
 
@@ -181,9 +185,85 @@ def test_an_etcd_that_is_full_refuses_what_grows_until_it_has_room_and_its_alarm
                 await one.transact([], [Delete(b"%d" % number)], is_repeatable=True)
             await one.compact((await one.get(b"0")).revision)
             assert world.nodes.state.size_bytes < 2000
+            world.nodes.state.disarm()
             with pytest.raises(StoreFull):
                 await put(one, b"0", b"small")
-            world.nodes.state.is_full = False
+            world.nodes.state.defragment()
+            with pytest.raises(StoreFull):
+                await put(one, b"0", b"small")
+            world.nodes.state.disarm()
             await put(one, b"0", b"small")
 
     play(scenario, quota_bytes=20_000)
+
+
+def test_a_process_has_a_bounded_number_of_transactions_under_way() -> None:
+    async def scenario(world: World) -> None:
+        for host in HOSTS:
+            world.nodes.stop(host)
+        async with world.process("one") as one, trio.open_nursery() as nursery:
+            for number in range(2 * ETCD_IN_FLIGHT):
+                ask = partial(one.transact, [], [Put(b"%d" % number, b"")], is_repeatable=True)
+                nursery.start_soon(ask)
+            await pause(1.0)
+            assert len(one._link._under_way) == ETCD_IN_FLIGHT
+            nursery.cancel_scope.cancel()
+
+    play(scenario)
+
+
+def test_a_quiet_watch_comes_along_and_needs_not_read_anew_behind_a_compaction() -> None:
+    async def scenario(world: World) -> None:
+        async with (
+            world.process("one") as one,
+            one.watch(b"a", b"b", Revision(2)) as watch,
+            trio.open_nursery() as nursery,
+        ):
+            seen: list[object] = []
+
+            async def follow() -> None:
+                seen.append(await _next(watch))
+
+            nursery.start_soon(follow)
+            last = await put(one, b"x")
+            await pause(2 * PROGRESS_S)
+            assert watch.resumes_at == last + 1
+            await one.compact(last)
+            for stream in list(world.nodes.streams):
+                stream.break_off(RESET)
+            await pause(5.0)
+            assert await put(one, b"a") == last + 1
+            await pause(1.0)
+            assert [isinstance(event, Changes) for event in seen] == [True]
+
+    play(scenario)
+
+
+def test_a_process_that_dies_sends_nothing_more() -> None:
+    async def scenario(world: World) -> None:
+        process = SimProcess("names", "one")
+        opened = trio.Event()
+
+        async def body() -> None:
+            async with far_etcd(world.nodes, "one", process=process) as coordinator:
+                await put(coordinator, b"a")
+                opened.set()
+                await trio.sleep_forever()
+
+        def markers() -> int:
+            sent = e.RangeRequest(key=b"/lake/lake/sent/", range_end=b"/lake/lake/sent0")
+            answer = world.nodes.state.answer(RANGE, sent)
+            assert not isinstance(answer, Status)
+            return len(answer.kvs)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(process.run, body)
+            await opened.wait()
+            process.kill()
+            await process.ended.wait()
+            await pause(10.0)
+            assert markers(), "nobody has ended its session"
+            await pause(ETCD_SESSION_S)
+            assert not markers()
+
+    play(scenario)

@@ -32,6 +32,8 @@ HOSTS: Final = "etcd0", "etcd1", "etcd2"
 LOOK_EVERY_S: Final = 0.25
 SILENCE_S: Final = 9.0
 """A connection over a silent way is found to be lost, as pings of gRPC do."""
+PROGRESS_S: Final = 600.0
+"""Watches say so often how far they have come."""
 HELD_MAX_S: Final = 7.0
 """A node holds a request so long while nobody leads."""
 KNOWS_S: Final = 1.5
@@ -126,9 +128,13 @@ class EtcdNodes:
 
     async def run(self) -> None:
         """Elect leaders, end leases and broken streams; until cancelled."""
+        progress_at = PROGRESS_S
         while True:
             await pause(LOOK_EVERY_S)
             self._look_at_leader()
+            if trio.current_time() >= progress_at:
+                progress_at += PROGRESS_S
+                self.state.note_progress()
             if self.leader is not None:
                 self.state.end_leases()
             now = trio.current_time()

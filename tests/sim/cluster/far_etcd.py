@@ -18,17 +18,24 @@ from engine.etcd.etcd_bounds import ETCD_CANCEL_S
 from engine.etcd.etcd_coordinator import EtcdCoordinator, coordinator_over
 from engine.etcd.etcd_link import ENDED, Endpoint, EtcdAccess, EtcdLink, Method
 from engine.etcd.etcd_status import Status
+from lakefs.errors import EngineUnreachable
 from tests.sim.cluster.etcd_nodes import REFUSED, RESET, SILENCE_S, EtcdNodes, EtcdStream
 from tests.sim.cluster.network import Way
+from tests.sim.cluster.process import SimProcess
 from tests.sim.world.sim_time import pause
 
 _LATE: Final = Status(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
 
 @asynccontextmanager
-async def far_etcd(nodes: EtcdNodes, near: str, lake: str = "lake") -> AsyncIterator[EtcdCoordinator]:
-    """Yield the coordinator of a lake as a process on a host has it; like `open_etcd_coordinator`."""
-    async with coordinator_over(SimEtcdLink(nodes, near), lake) as coordinator:
+async def far_etcd(
+    nodes: EtcdNodes, near: str, lake: str = "lake", *, process: SimProcess | None = None
+) -> AsyncIterator[EtcdCoordinator]:
+    """Yield the coordinator of a lake as a process on a host has it; like `open_etcd_coordinator`.
+
+    When the process is killed nothing more is sent: its session ends by itself.
+    """
+    async with coordinator_over(SimEtcdLink(nodes, near, process), lake) as coordinator:
         yield coordinator
 
 
@@ -57,11 +64,18 @@ class _Call:
 class SimEtcdLink(EtcdLink):
     """The link of one process to a simulated etcd."""
 
-    def __init__(self, nodes: EtcdNodes, near: str) -> None:
+    def __init__(self, nodes: EtcdNodes, near: str, process: SimProcess | None) -> None:
         first = nodes.rng.randrange(len(nodes.hosts))
         super().__init__(EtcdAccess(nodes.hosts, first=first), connect=_Endpoint)
         self._nodes = nodes
         self._near = near
+        self._process = process
+
+    def check_open(self) -> None:
+        """See `EtcdLink`."""
+        super().check_open()
+        if self._process is not None and self._process.is_gone:
+            raise EngineUnreachable("the process has ended")
 
     def close(self) -> None:
         """See `EtcdLink`."""

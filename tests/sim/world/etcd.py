@@ -10,6 +10,8 @@ It behaves as Debian's 3.4.23 does, as far as the product looks (`tests/contract
 - Compaction at a revision keeps each key's last version at it, unless that is a removal.  So a watch from that very
   revision is accepted, and misses what was removed at it.
 - A watch that has seen everything is handed each change, and holds it, though it is compacted: HELD_MAX of them.
+- Its file does not shrink by compaction, and the quota is for the file: at it, what grows is refused until the file was
+  defragmented and the alarm disarmed.
 
 Nodes, ways and faults are in `tests.sim.cluster.etcd_nodes`.  Nothing here waits.
 """
@@ -95,8 +97,10 @@ class SimEtcd:
         """Raised by each election; in each answer."""
         self.size_bytes = 0
         """Taken by versions that are not compacted."""
+        self.file_bytes = 0
+        """The most that they have taken since the file was defragmented."""
         self.is_full = False
-        """The alarm NOSPACE, which stays until an operator disarms it."""
+        """The alarm NOSPACE."""
         self.quota_bytes = quota_bytes
         self.watches: dict[EtcdWatching, None] = {}
         self._keys: list[bytes] = []
@@ -143,6 +147,19 @@ class SimEtcd:
         self.term += 1
         for lease in self._leases.values():
             lease.renew()
+
+    def defragment(self) -> None:
+        """Let the file have only what is not compacted."""
+        self.file_bytes = self.size_bytes
+
+    def disarm(self) -> None:
+        """End the alarm; the next request that grows raises it again if the file is as large as before."""
+        self.is_full = False
+
+    def note_progress(self) -> None:
+        """Let each watch that has seen everything say up to which revision."""
+        for watch in self.watches:
+            watch.note_progress()
 
     # --- reads -------------------------------------------------------------------------------------------
 
@@ -221,7 +238,7 @@ class SimEtcd:
 
     def _has_room(self, cost: int) -> bool:
         """Return False if a request would grow what has no room; raises the alarm."""
-        if cost and self.quota_bytes is not None and self.size_bytes + cost > self.quota_bytes:
+        if cost and self.quota_bytes is not None and self.file_bytes + cost > self.quota_bytes:
             self.is_full = True
         return not (cost and self.is_full)
 
@@ -267,6 +284,7 @@ class SimEtcd:
             insort(self._keys, version.key)
         self._versions.setdefault(version.key, []).append(version)
         self.size_bytes += version.cost_bytes
+        self.file_bytes = max(self.file_bytes, self.size_bytes)
 
     def _record(self, changed: list[Version]) -> None:
         """Give what was changed its revision, and hand it to the watches."""
@@ -373,6 +391,11 @@ class EtcdWatching:
             self._next += 1
             if changed:
                 self._hold_parts(changed)
+
+    def note_progress(self) -> None:
+        """Hold a response without events, if none is held."""
+        if not self._held and not self.is_ended and self._next == self._etcd.revision + 1:
+            self._hold()
 
     def _hold_parts(self, changed: list[Version]) -> None:
         """Hold a revision in two parts, as etcd splits what is long; one change is one part."""
