@@ -84,7 +84,7 @@ _Held = Value | _Unseen
 
 
 class _Change(NamedTuple):
-    """What an operation without an end requires, and what it leaves."""
+    """The requirement of an operation without an end, and the value that it leaves."""
 
     requires: Found
     leaves: _Held

@@ -48,7 +48,6 @@ _KEPT_TRIES: Final = 4
 chosen."""
 _SESSIONS: Final = 3
 """Sessions that a transaction begins in, before it says that etcd ends them at once."""
-
 _LEASES: Final = 16
 """Times that a transaction begins which names a lease that has ended in a branch, while others change the branch."""
 
@@ -65,7 +64,13 @@ async def open_etcd_coordinator(access: EtcdAccess, lake: str) -> AsyncIterator[
             f"a lake's name at etcd has 1 to {ETCD_LAKE_NAME_BYTES_MAX} printable letters of ASCII and no slash",
             subject=lake,
         )
-    link = EtcdLink(access)
+    async with coordinator_over(EtcdLink(access), lake) as coordinator:
+        yield coordinator
+
+
+@asynccontextmanager
+async def coordinator_over(link: EtcdLink, lake: str) -> AsyncIterator[EtcdCoordinator]:
+    """Yield the coordinator of a lake over a link, which is closed at the end."""
     sessions = EtcdSessions(link, b"/lake/%s/sent/" % lake.encode())
     try:
         with plain_errors():
@@ -141,7 +146,8 @@ class EtcdCoordinator:
         await trio.lowlevel.checkpoint()
         wanted = EtcdTransaction(self._prefix, compares, then_ops, else_ops)
         if wanted.is_read or is_repeatable:
-            return await self._transact_unmarked(wanted)
+            async with self._sessions.in_flight:
+                return await self._transact_unmarked(wanted)
         for _ in range(_SESSIONS):
             async with self._slot() as slot:
                 done = await self._transact(wanted, slot)

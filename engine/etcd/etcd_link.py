@@ -23,10 +23,10 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import grpc
@@ -61,6 +61,7 @@ _OPTIONS: Final = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 _NEEDS_LEADER: Final = ("hasleader", "true")
+ENDED: Final = Status(grpc.StatusCode.UNAVAILABLE, "the stream ended")
 _TOKENS_MAX: Final = 3
 """Tokens tried for one call: each may be refused because users were changed in the meantime."""
 
@@ -130,11 +131,12 @@ class Endpoint:
 class EtcdLink:
     """Connections to one etcd.  Used on the loop; `close` it at the end."""
 
-    def __init__(self, access: EtcdAccess) -> None:
+    def __init__(self, access: EtcdAccess, connect: Callable[[str, EtcdAccess], Endpoint] = Endpoint) -> None:
+        """`connect` makes the endpoint of a URL."""
         if not access.endpoints:
             raise ConfigError("an etcd has an endpoint")
         self._access = access
-        self._endpoints = [Endpoint(url, access) for url in access.endpoints]
+        self._endpoints = [connect(url, access) for url in access.endpoints]
         self._used = secrets.randbelow(len(self._endpoints)) if access.first is None else access.first
         self._token = ""
         self.cluster = 0
@@ -199,7 +201,6 @@ class EtcdLink:
                 tokens += 1
                 continue
             if not isinstance(answer, Status):
-                self._has_answered = True
                 self._check_cluster(endpoint, answer)
                 return answer, is_repeat
             if not answer.is_open:
@@ -281,10 +282,25 @@ class EtcdLink:
         endpoint.streams[stream] = None
         return stream
 
+    async def read_stream(self, stream: Any, take: Callable[[Any], Awaitable[bool]]) -> Status:
+        """Give the answers of a stream to `take`, one after the other, until it returns True, or the stream ends.
+
+        They are read in a thread, which ends when this is cancelled.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancelled_with, stream)
+            status = await trio.to_thread.run_sync(_read_in_thread, stream, take, limiter=_OWN_THREAD)
+            nursery.cancel_scope.cancel()
+        return status
+
     def end_stream(self, endpoint: Endpoint, stream: Any) -> None:
         """End a stream; its iterator ends in the thread that reads it."""
         endpoint.streams.pop(stream, None)
         stream.cancel()
+
+    def drawn_number(self) -> int:
+        """Return a number of 62 bits that nobody else has drawn, from 1 on."""
+        return secrets.randbits(62) + 1
 
     def forget_token(self) -> None:
         """Let the next call ask for another token."""
@@ -293,6 +309,38 @@ class EtcdLink:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return what each request carries."""
         return (_NEEDS_LEADER, ("token", self._token)) if self._token else (_NEEDS_LEADER,)
+
+
+class _OwnThread:
+    """In the place of a limiter of threads: a stream has one for as long as it lasts, and takes none from others."""
+
+    async def acquire_on_behalf_of(self, borrower: object) -> None:
+        """Take a thread at once."""
+        await trio.lowlevel.checkpoint()
+
+    def release_on_behalf_of(self, borrower: object) -> None:
+        """Give it back."""
+
+
+_OWN_THREAD: Final = cast(trio.CapacityLimiter, _OwnThread())
+
+
+def _read_in_thread(stream: Iterable[Any], take: Callable[[Any], Awaitable[bool]]) -> Status:
+    try:
+        for answer in stream:
+            if trio.from_thread.run(take, answer):
+                break
+    except grpc.RpcError as error:
+        return status_of(error)
+    return ENDED
+
+
+async def _cancelled_with(stream: Any) -> None:
+    """End a stream when this task is cancelled, so that its thread ends."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        stream.cancel()
 
 
 def _serialized(message: Any) -> bytes:

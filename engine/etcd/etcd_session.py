@@ -18,7 +18,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -42,7 +41,7 @@ _REVOKED_WITHIN_S: Final = 1.0
 
 async def granted(link: EtcdLink, ttl_s: int) -> LeaseId:
     """Grant a lease.  Its number is drawn here, so a repeat finds the one that was granted."""
-    lease = LeaseId(secrets.randbits(62) + 1)
+    lease = LeaseId(link.drawn_number())
     answer, is_repeat = await link.ask_each(GRANT, lambda _: e.GrantRequest(ttl=ttl_s, id=lease))
     if isinstance(answer, Status) and not (is_repeat and answer.is_lease_there):
         raise error_of(answer, link.endpoint.address)
@@ -90,12 +89,13 @@ class EtcdSessions:
         self._prefix = prefix
         self._session: _Session | None = None
         self._making = trio.Lock()
-        self._in_flight = trio.Semaphore(ETCD_IN_FLIGHT)
+        self.in_flight = trio.Semaphore(ETCD_IN_FLIGHT)
+        """Held by each transaction, those without a slot, too."""
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[Slot]:
         """Yield a slot for one transaction, which settles it when its end is known."""
-        async with self._in_flight:
+        async with self.in_flight:
             session = await self._current()
             slot = session.take()
             slot.is_settled = False

@@ -20,7 +20,7 @@ import math
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from itertools import groupby
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import grpc
 import trio
@@ -29,13 +29,12 @@ from engine.coordinator.coordinator import Change, Changes, ReadAnew
 from engine.etcd import etcd_messages as e
 from engine.etcd.etcd_bounds import ETCD_PAUSE_S, ETCD_TRY_S, ETCD_WATCH_QUEUE
 from engine.etcd.etcd_link import RANGE, WATCH, EtcdLink
-from engine.etcd.etcd_status import Status, error_of, status_of
+from engine.etcd.etcd_status import Status, error_of
 from engine.etcd.etcd_transaction import entry_of
 from engine.host.tasks import plain_errors
 from lakefs.errors import LakeError
 from lakefs.ids import Revision
 
-_BROKEN: Final = Status(grpc.StatusCode.UNAVAILABLE, "the stream of a watch ended")
 _SILENT: Final = Status(grpc.StatusCode.DEADLINE_EXCEEDED, "a watch did not begin")
 
 
@@ -45,18 +44,6 @@ class _Reached(NamedTuple):
     next_revision: Revision
 
 
-class _OwnThread:
-    """In the place of a limiter of threads: a watch has one for as long as it lasts, and takes none from others."""
-
-    async def acquire_on_behalf_of(self, borrower: object) -> None:
-        """Take a thread at once."""
-        await trio.lowlevel.checkpoint()
-
-    def release_on_behalf_of(self, borrower: object) -> None:
-        """Give it back."""
-
-
-_OWN_THREAD: Final = cast(trio.CapacityLimiter, _OwnThread())
 _Event = Changes | ReadAnew | _Reached | LakeError
 
 
@@ -177,7 +164,7 @@ class _Follower:
         status = _SILENT
         try:
             with trio.move_on_after(ETCD_TRY_S) as self._begun:
-                status = await self._read(stream)
+                status = await self._link.read_stream(stream, self._take)
         finally:
             self._link.end_stream(endpoint, stream)
         if not self._is_over:
@@ -185,23 +172,6 @@ class _Follower:
             self._link.leave(endpoint, status)
             await trio.sleep(ETCD_PAUSE_S)
         return status
-
-    async def _read(self, stream: Any) -> Status:
-        """Read a stream in a thread, which ends when this is cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancelled_with, stream)
-            status = await trio.to_thread.run_sync(self._read_in_thread, stream, limiter=_OWN_THREAD)
-            nursery.cancel_scope.cancel()
-        return status
-
-    def _read_in_thread(self, stream: Iterable[Any]) -> Status:
-        try:
-            for response in stream:
-                if trio.from_thread.run(self._take, response):
-                    break
-        except grpc.RpcError as error:
-            return status_of(error)
-        return _BROKEN
 
     async def _take(self, response: Any) -> bool:
         """Put what a response has into the queue, waiting for room; return True if the stream has ended."""
@@ -235,11 +205,3 @@ class _Follower:
                     for event in group
                 )
                 yield Changes(Revision(revision), tuple(changes))
-
-
-async def _cancelled_with(stream: Any) -> None:
-    """End a stream when this task is cancelled, so that its thread ends."""
-    try:
-        await trio.sleep_forever()
-    finally:
-        stream.cancel()

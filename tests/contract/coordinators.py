@@ -34,6 +34,7 @@ from lakefs.transport.streams import TrioNetwork
 from tests.memory_coordinator import HISTORY, memory_coordinator
 from tests.names_rig import names_store as names_store_of_a_lake
 from tests.rebased_coordinator import RebasedCoordinator
+from tests.sim.cluster.network import Network as HostNetwork
 from tests.sim.world.clock import SimClock
 from tests.sim.world.disk import SimDisk
 from tests.sim.world.network import SimulatedNetwork
@@ -148,6 +149,18 @@ async def _on_etcd(folder: Path) -> AsyncIterator[Coordinator]:
             await rebased.revoke_all()
 
 
+@asynccontextmanager
+async def _on_simulated_etcd(_: Path) -> AsyncIterator[Coordinator]:
+    from tests.sim.cluster.etcd_nodes import etcd_nodes
+    from tests.sim.cluster.far_etcd import far_etcd
+
+    async with trio.open_nursery() as nursery:
+        network = HostNetwork(random.Random(1), nursery)
+        async with etcd_nodes(network, random.Random(2)) as nodes, far_etcd(nodes, "host") as coordinator:
+            yield RebasedCoordinator(coordinator, Revision(nodes.state.revision), HISTORY)
+        nursery.cancel_scope.cancel()
+
+
 @contextmanager
 def in_real_time() -> Iterator[None]:
     """Let the clock of a test go on by itself, instead of jumping: a server outside knows nothing of it."""
@@ -176,6 +189,7 @@ KINDS: Final = (
     CoordinatorKind("names-local", _on_local_disk),
     CoordinatorKind("remote", _over_simulated_network),
     CoordinatorKind("remote-tcp", _over_tcp),
+    CoordinatorKind("etcd-simulated", _on_simulated_etcd, is_etcd=True, forgets=True),
     CoordinatorKind("etcd", _on_etcd, is_etcd=True, is_outside=True, forgets=True),
 )
 

@@ -71,6 +71,11 @@ class SimProcess:
         self._requests: trio.Nursery | None = None
         self._listeners: dict[Callable[[], None], None] = {}
 
+    @property
+    def is_gone(self) -> bool:
+        """True when it was killed, or has ended: what its tasks do then, to clean up, never happens."""
+        return self._nursery is None or self._nursery.cancel_scope.cancel_called
+
     def on_end(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` when the process ends; returns the function that prevents that."""
         self._listeners[listener] = None
