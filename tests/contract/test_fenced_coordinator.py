@@ -102,7 +102,12 @@ class Unreached(MemoryCoordinator):
         self._of = of
 
     async def transact(
-        self, compares: Sequence[Compare], then_ops: Sequence[Operation], else_ops: Sequence[Operation] = ()
+        self,
+        compares: Sequence[Compare],
+        then_ops: Sequence[Operation],
+        else_ops: Sequence[Operation] = (),
+        *,
+        is_repeatable: bool = False,
     ) -> Transacted:
         if self._of.revision > self.revision:
             raise EngineUnreachable("killed")
