@@ -31,8 +31,19 @@ import trio
 from engine.coordinator.coordinator import Compare, Entry, Found, Operation, Outcome, Page, Transacted
 from engine.coordinator.coordinator_bounds import check_key, check_page, check_range, check_transaction, check_ttl
 from engine.etcd import etcd_messages as e
-from engine.etcd.etcd_bounds import ETCD_LAKE_NAME_BYTES_MAX
-from engine.etcd.etcd_link import COMPACT, KEEP_ALIVE, RANGE, REVOKE, TXN, EtcdAccess, EtcdLink, Method
+from engine.etcd.etcd_bounds import ETCD_DEFRAGMENT_S, ETCD_LAKE_NAME_BYTES_MAX
+from engine.etcd.etcd_link import (
+    ALARM,
+    COMPACT,
+    DEFRAGMENT,
+    KEEP_ALIVE,
+    RANGE,
+    REVOKE,
+    TXN,
+    EtcdAccess,
+    EtcdLink,
+    Method,
+)
 from engine.etcd.etcd_session import EtcdSessions, Slot, granted
 from engine.etcd.etcd_status import Status, error_of
 from engine.etcd.etcd_transaction import EtcdTransaction, Marked, entry_of, marked
@@ -106,6 +117,23 @@ class EtcdCoordinator:
         answer = await self._link.ask(RANGE, e.RangeRequest(key=self._prefix, count_only=True))
         if isinstance(answer, Status):
             raise error_of(answer, self._link.endpoint.address)
+
+    async def make_room(self) -> None:
+        """Let an etcd at its quota take what grows again: for the one process that has compacted what it needs not.
+
+        Each node in turn writes its file anew, and answers nothing while it does; then the alarm ends.  A node that is
+        away, or as full as before, raises it again.  With users, this one needs the role root.  EngineUnreachable:
+        no node has done it, or the user may not.
+        """
+        await trio.lowlevel.checkpoint()
+        answers = await self._link.ask_all(DEFRAGMENT, e.DefragmentRequest(), ETCD_DEFRAGMENT_S)
+        refusals = [answer for answer in answers if isinstance(answer, Status)]
+        if len(refusals) == len(answers):
+            raise self._refused(refusals[0])
+        for alarm in (await self._ask(ALARM, e.AlarmRequest())).alarms:
+            if alarm.alarm == e.NO_SPACE:
+                disarm = e.AlarmRequest(action=e.DISARM, member_id=alarm.member_id, alarm=e.NO_SPACE)
+                await self._ask(ALARM, disarm)
 
     # --- keys --------------------------------------------------------------------------------------------
 

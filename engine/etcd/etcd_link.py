@@ -80,6 +80,8 @@ WATCH: Final = Method("/etcdserverpb.Watch/Watch", e.WatchResponse)
 GRANT: Final = Method("/etcdserverpb.Lease/LeaseGrant", e.GrantResponse)
 REVOKE: Final = Method("/etcdserverpb.Lease/LeaseRevoke", e.RevokeResponse)
 KEEP_ALIVE: Final = Method("/etcdserverpb.Lease/LeaseKeepAlive", e.KeepAliveResponse)
+DEFRAGMENT: Final = Method("/etcdserverpb.Maintenance/Defragment", e.DefragmentResponse)
+ALARM: Final = Method("/etcdserverpb.Maintenance/Alarm", e.AlarmResponse)
 _AUTHENTICATE: Final = Method("/etcdserverpb.Auth/Authenticate", e.AuthenticateResponse)
 
 
@@ -182,6 +184,10 @@ class EtcdLink:
         """Return the answer to a request that may be repeated, or the status that refused it."""
         answer, _ = await self.ask_each(method, lambda _: request)
         return answer
+
+    async def ask_all(self, method: Method, request: e.Message, timeout_s: float) -> list[e.Message | Status]:
+        """Ask each endpoint once, one after the other, and return their answers."""
+        return [await self._ask_once(endpoint, method, request, timeout_s) for endpoint in self._endpoints]
 
     async def ask_each(
         self, method: Method, make: Callable[[bool], e.Message], *, is_repeat: bool = False

@@ -83,7 +83,8 @@ class Metadata:
         self._journal: Journal = recovered.journal
         self.journal_log: Final = JournalLog(self._journal, journal_offload, recovered.end)
         self._committer = Committer(self._tables, self.journal_log, recovered.end, sizes)
-        self._check_leader: Callable[[], None] | None = None
+        self.check_leader: Callable[[], None] | None = None
+        """Raises CoordinatorLost if this replica may not read or decide now; None where there are no replicas."""
         self._applier = Applier(self._tables, self._committer, offload, release_reserve, self._after_apply)
         self._committer.after_group = self._after_group
         self.outlive_index: Final = self._applier.outlive_index
@@ -118,8 +119,8 @@ class Metadata:
 
         CoordinatorLost where this replica may not answer any more.
         """
-        if self._check_leader is not None:
-            self._check_leader()
+        if self.check_leader is not None:
+            self.check_leader()
         return TableView(self._tables)
 
     def recorded_view(self) -> AbstractContextManager[View]:
@@ -136,8 +137,8 @@ class Metadata:
         they are refused before the room that removals need is used up.
         Errors: RequestTooLarge, StoreFull, StoreReadOnly, CoordinatorLost.  The change need not be durable on return.
         """
-        if self._check_leader is not None:
-            self._check_leader()
+        if self.check_leader is not None:
+            self.check_leader()
         if grows and self._committer.failed is None:
             self._refuse_without_room()
         return await self._committer.commit_when_room(decide, durable=durable)
@@ -230,8 +231,7 @@ class Metadata:
     async def take(self, sequence: Sequence, body: bytes, record_count: int) -> None:
         """Take the next group of a log that another replica appends to, when there is room for it.
 
-        It is durable in the journal here after `wait_durable`.  Nothing may be committed before `lead`.
-        JournalDamaged for a body that is none; StoreReadOnly.
+        Nothing may be committed before `lead`.  JournalDamaged for a body that is none; StoreReadOnly.
         """
         await self._committer.take(sequence, body, record_count)
 
@@ -242,7 +242,7 @@ class Metadata:
         """
         await self.sync()
         self._tables.restore_counters()
-        self._committer.log, self._check_leader = log, check
+        self._committer.log, self.check_leader = log, check
 
     def stop_leading(self, error: CoordinatorLost) -> None:
         """Refuse everything from now on: another replica leads, or may lead.  The store is to be opened anew."""

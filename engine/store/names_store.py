@@ -52,7 +52,9 @@ class NamesStore:
         return stamps | FEATURE_PLACES | FEATURE_WATCH_ALL | FEATURE_EACH
 
     def hello(self, *, descriptors: bool) -> HelloReply:
-        """Return the reply to a client's Hello."""
+        """Return the reply to a client's Hello.  CoordinatorLost where these names may not answer now."""
+        if (check := self.metadata.check_leader) is not None:
+            check()
         return HelloReply(
             protocol=PROTOCOL_VERSION,
             server=f"lake {VERSION}",

@@ -149,6 +149,8 @@ def test_a_wrong_user_is_refused_and_a_token_that_is_not_known_any_more_is_renew
             assert "secret" not in repr(right)
             async with open_etcd_coordinator(right, "mine") as coordinator:
                 await coordinator.connect()
+                with pytest.raises(EngineUnreachable, match="check the user"):
+                    await coordinator.make_room()
                 first = await put(coordinator, b"a", b"1")
                 async with coordinator.watch(b"a", b"b", first) as watch:
                     assert (await next_changes(watch)).revision == first
@@ -190,6 +192,15 @@ def test_an_etcd_at_its_quota_refuses_what_grows_and_does_what_removes(tmp_path:
                             await coordinator.transact(compares, [Put(b"b", b"")], is_repeatable=again)
                 assert (await coordinator.transact([HasValue(b"a0", bytes(MIB))], [Delete(b"a0")])).succeeded
                 await coordinator.revoke(lease)
+                for number in range(100):
+                    await coordinator.transact([], [Delete(b"a%d" % number)], is_repeatable=True)
+                await coordinator.compact((await coordinator.get(b"a0")).revision)
+                with pytest.raises(StoreFull):
+                    await put(coordinator, b"b")
+                with trio.fail_after(20):
+                    await coordinator.make_room()
+                for number in range(3):
+                    await put(coordinator, b"a%d" % number, bytes(MIB // 2))
 
         trio.run(scenario)
 

@@ -134,9 +134,11 @@ def goes(machine: Machine, key: str) -> bool:
 
 def replicas_of(etcd: EtcdCluster) -> list[int]:
     """Return the last group that each replica of the names has, as they have said."""
-    said = etcdctl(etcd.urls, "get", "--prefix", "/lake/prod/keys/names/0000/replicas/", "--write-out=json")
-    values = [base64.b64decode(entry["value"]) for entry in json.loads(said).get("kvs", [])]
-    return [decode(ReplicaRecord, value).kept for value in values]
+    said = etcdctl(etcd.urls, "get", "--prefix", "/lake/", "--write-out=json")
+    found = {
+        base64.b64decode(entry["key"]): base64.b64decode(entry.get("value", "")) for entry in json.loads(said)["kvs"]
+    }
+    return [decode(ReplicaRecord, value).kept for key, value in found.items() if b"/names/0000/replicas/" in key]
 
 
 def etcd_in(machine: Machine) -> EtcdPlace | None:
@@ -177,10 +179,11 @@ def test_machines_find_the_names_by_the_etcd_and_learn_that_there_is_one_or_none
         eventually(lambda: len(replicas_of(etcd)) == 2, "the second machine has no replica of the names")
         eventually(lambda: len(set(replicas_of(etcd))) == 1, "a replica stays behind")
         first.lose_power()
-        eventually(lambda: goes(second, "alone"), "the second machine's replica does not lead")
+        moving = ("mv", "bucket/first", "bucket/moved")
+        eventually(lambda: second(*moving).code == 0, "the second machine's replica does not lead")
         first.start()
         eventually(lambda: goes(first, "again"), "the first machine does not find the names")
-        assert first.get("alone") == LONG
+        assert first.get("moved") == second.get("second") == LONG
 
         assert first.stop() == 0
         first.init("prod", "--no-etcd")

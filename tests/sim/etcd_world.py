@@ -37,6 +37,13 @@ class World:
         """The coordinator of a process on a host."""
         return far_etcd(self.nodes, host)
 
+    def heal(self) -> None:
+        """Let all ways and nodes be well."""
+        self.network.heal()
+        for host in HOSTS:
+            self.nodes.start(host)
+            self.nodes.resume(host)
+
     def separate(self, *hosts: str, way: Way = Way.CUT) -> None:
         """Cut these hosts off from all nodes of etcd, other than themselves."""
         for host in hosts:

@@ -170,7 +170,7 @@ def test_a_watch_that_was_silent_misses_nothing_and_one_that_was_away_during_a_c
     play(scenario)
 
 
-def test_an_etcd_that_is_full_refuses_what_grows_until_it_has_room_and_its_alarm_is_disarmed() -> None:
+def test_an_etcd_that_is_full_refuses_what_grows_until_room_was_made() -> None:
     async def scenario(world: World) -> None:
         async with world.process("one") as one:
             lease = await one.lease(600)
@@ -185,14 +185,15 @@ def test_an_etcd_that_is_full_refuses_what_grows_until_it_has_room_and_its_alarm
                 await one.transact([], [Delete(b"%d" % number)], is_repeatable=True)
             await one.compact((await one.get(b"0")).revision)
             assert world.nodes.state.size_bytes < 2000
-            world.nodes.state.disarm()
             with pytest.raises(StoreFull):
                 await put(one, b"0", b"small")
-            world.nodes.state.defragment()
-            with pytest.raises(StoreFull):
-                await put(one, b"0", b"small")
-            world.nodes.state.disarm()
+            world.nodes.kill(HOSTS[0])
+            await one.make_room()
             await put(one, b"0", b"small")
+            for host in HOSTS:
+                world.nodes.kill(host)
+            with pytest.raises(EngineUnreachable):
+                await one.make_room()
 
     play(scenario, quota_bytes=20_000)
 

@@ -27,7 +27,7 @@ import grpc
 import trio
 
 from engine.etcd import etcd_messages as e
-from engine.etcd.etcd_link import COMPACT, GRANT, KEEP_ALIVE, RANGE, REVOKE, TXN, Method
+from engine.etcd.etcd_link import ALARM, COMPACT, DEFRAGMENT, GRANT, KEEP_ALIVE, RANGE, REVOKE, TXN, Method
 from engine.etcd.etcd_status import Status
 
 HELD_MAX: Final = 1000
@@ -115,6 +115,8 @@ class SimEtcd:
             GRANT: self._grant,
             REVOKE: self._revoke,
             KEEP_ALIVE: self._keep_alive,
+            DEFRAGMENT: self._defragment,
+            ALARM: self._alarm,
         }
 
     def answer(self, method: Method, request: Any, member: int = 1) -> e.Message | Status:
@@ -147,14 +149,6 @@ class SimEtcd:
         self.term += 1
         for lease in self._leases.values():
             lease.renew()
-
-    def defragment(self) -> None:
-        """Let the file have only what is not compacted."""
-        self.file_bytes = self.size_bytes
-
-    def disarm(self) -> None:
-        """End the alarm; the next request that grows raises it again if the file is as large as before."""
-        self.is_full = False
 
     def note_progress(self) -> None:
         """Let each watch that has seen everything say up to which revision."""
@@ -324,6 +318,20 @@ class SimEtcd:
         else:
             del self._versions[key]
             del self._keys[bisect_left(self._keys, key)]
+
+    # --- room --------------------------------------------------------------------------------------------
+
+    def _defragment(self, _: Any) -> Any:
+        self.file_bytes = self.size_bytes
+        return e.DefragmentResponse()
+
+    def _alarm(self, request: Any) -> Any:
+        if request.action == e.DISARM:
+            self.is_full = False
+        answer = e.AlarmResponse()
+        if self.is_full:
+            answer.alarms.add(member_id=1, alarm=e.NO_SPACE)
+        return answer
 
     # --- leases ------------------------------------------------------------------------------------------
 
