@@ -143,10 +143,10 @@ class EtcdLink:
         self._token = ""
         self.cluster = 0
         """The id of the etcd that answered last; 0 before that."""
-        self._has_answered = True
-        """An endpoint has answered since one was left."""
         self._authenticating = trio.Lock()
         self._closed = False
+        self._has_answered = True
+        """The endpoint in use has answered, or is the first."""
         self._under_way: set[trio.Event] = set()
 
     @property
@@ -171,7 +171,7 @@ class EtcdLink:
         """Use the next endpoint, if this one is still in use; its streams move too if it is silent."""
         if endpoint is self.endpoint and len(self._endpoints) > 1 and not self._closed:
             self._used = (self._used + 1) % len(self._endpoints)
-            if self._has_answered:  # said once, not each time around while none answers
+            if self._has_answered:  # said once, and not each time round while none answers
                 _log.info("another endpoint of etcd is used", endpoint=self.endpoint.address, left=endpoint.address)
             self._has_answered = False
         if status.is_silence:
@@ -207,6 +207,7 @@ class EtcdLink:
                 tokens += 1
                 continue
             if not isinstance(answer, Status):
+                self._has_answered = True
                 self._check_cluster(endpoint, answer)
                 return answer, is_repeat
             if not answer.is_open:
@@ -221,8 +222,7 @@ class EtcdLink:
         raise AssertionError("tries do not end")
 
     def _check_cluster(self, endpoint: Endpoint, answer: e.Message) -> None:
-        """Note which etcd has answered.  EngineUnreachable for another one than is meant."""
-        self._has_answered = True
+        """Note which etcd answered.  EngineUnreachable for another one than is meant."""
         self.cluster = answer.header.cluster_id
         if self._access.cluster and self.cluster != self._access.cluster:
             raise EngineUnreachable(
