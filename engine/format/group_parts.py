@@ -1,6 +1,7 @@
 """Keys and values of the log of groups in the coordinator.
 
     names/SHARD/leader                  the replica that leads, on its lease; the revision of this key is its term
+    names/SHARD/wanted                  id of the replica that shall lead, on its lease
     names/SHARD/origin                  id of the replica that begins the log, behind all that it has
     names/SHARD/replicas/ID             a replica, and the last group that it has kept; ID in hex
     names/SHARD/holds/ID                a replica that begins anew, on its lease: nothing is trimmed
@@ -52,6 +53,7 @@ class LogKeys:
     def __init__(self, shard: NamesShard) -> None:
         prefix = b"names/%04x/" % shard
         self.leader: Final = prefix + b"leader"
+        self.wanted: Final = prefix + b"wanted"
         self.origin: Final = prefix + b"origin"
         self.log: Final = prefix + b"log"
         self.groups: Final = prefix + b"log/", prefix + b"log0"

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -26,6 +27,7 @@ from engine.coordinator.held_lease import HeldLease, hold_lease
 from engine.coordinator.records import ReplicaRecord, encode
 from engine.format.group_parts import LogKeys
 from engine.group_log.follower import Follower
+from engine.group_log.handing_over import LOOK_S, call_when_wanted_elsewhere, is_wanted_elsewhere
 from engine.group_log.leader_log import LeaderLog
 from engine.group_log.log_bounds import LEADER_LEASE_S, REPORT_EVERY_S
 from engine.group_log.trimming import Trimming
@@ -71,6 +73,9 @@ async def leading(metadata: Metadata, place: ReplicaPlace) -> AsyncIterator[None
             while True:
                 await _end_own_last_term(place, keys)
                 await follower.until_free()
+                if await is_wanted_elsewhere(place.coordinator, keys, place.replica):
+                    await trio.sleep(LOOK_S)
+                    continue
                 async with hold_lease(place.coordinator, place.clock, LEADER_LEASE_S) as lease:
                     term = await _taken(place, keys, lease)
                     if term is None:
@@ -83,6 +88,8 @@ async def leading(metadata: Metadata, place: ReplicaPlace) -> AsyncIterator[None
                     nursery.start_soon(trimming.run, lambda: metadata.kept_sequence)
                     nursery.start_soon(_end_with_lease, lease, log)
                     nursery.start_soon(_end_with_log, metadata, log)
+                    end = partial(log.lose, CoordinatorLost("another replica of the names was asked to lead"))
+                    nursery.start_soon(call_when_wanted_elsewhere, place.coordinator, keys, place.replica, end)
                     _log.info("this replica leads the names now", term=term, sequence=metadata.durable_sequence)
                     yield
                     nursery.cancel_scope.cancel()

@@ -22,6 +22,7 @@ from engine.coordinator.coordinator_table import entry_of
 from engine.coordinator.moving import Side, charge_of, move, take_charge
 from engine.coordinator.records import CHARGE_KEY, Charge, ChargeRecord, decode
 from engine.format.group_parts import LogKeys
+from engine.group_log.handing_over import asking_to_lead
 from engine.group_log.replica import FIRST_SHARD, leading
 from engine.lake.etcd_place import EtcdPlace
 from engine.lake.lake_etcd import LakeEtcd, open_lake_etcd, pause
@@ -80,7 +81,8 @@ async def _moved_back(plan: LakePlan, etcd: LakeEtcd) -> None:
             yield
             return
         await _reached(etcd)
-        async with leading(metadata, replica_place(plan, etcd.side.coordinator, superblock)):
+        place = replica_place(plan, etcd.side.coordinator, superblock)
+        async with asking_to_lead(place.coordinator, place.clock, _KEYS, place.replica), leading(metadata, place):
             yield
 
     async with open_names(plan, led) as names, open_table(names.store) as table:

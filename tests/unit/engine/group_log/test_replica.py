@@ -11,6 +11,7 @@ from engine.coordinator.coordinator import Delete, Put
 from engine.coordinator.records import LogRecord, decode
 from engine.format.group_parts import pack_parts
 from engine.format.layouts import Table
+from engine.group_log.handing_over import asking_to_lead
 from lakefs.errors import CoordinatorLost, StoreUnusable
 from lakefs.ids import Revision, Sequence
 from lakefs.limits import MIB
@@ -130,6 +131,23 @@ def test_a_leader_that_was_deposed_appends_nothing() -> None:
                 await put(metadata, (NAMES, b"a", b"2"))
             assert follower.contents()[NAMES, b"a"] == b"1"
             await leader.ended.wait()
+
+    run(scenario)
+
+
+def test_a_replica_that_asks_for_it_leads_and_the_others_do_not_take_it_back() -> None:
+    async def scenario() -> None:
+        async with memory_coordinator() as coordinator, replicas_on(coordinator, 3) as (leader, second, third):
+            await put(leader.led, (NAMES, b"a", b"1"))
+            async with asking_to_lead(coordinator, third.place.clock, KEYS, third.place.replica):
+                await third.leads.wait()
+                assert isinstance(leader.error, CoordinatorLost)
+                await put(third.led, (NAMES, b"a", b"2"))
+                await third.stop()
+                await trio.sleep(10)
+                assert not second.leads.is_set()
+            await second.leads.wait()
+            assert second.contents()[NAMES, b"a"] == b"2"
 
     run(scenario)
 
