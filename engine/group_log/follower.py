@@ -95,19 +95,26 @@ class Follower:
             left_over = self._assembly.left_over or await self._late_parts()
             if not left_over:
                 break
-            compare = HasRevision(self._keys.leader, term)
-            done = await self._coordinator.transact([compare], [Delete(key) for key in left_over])
-            if not done.succeeded:
-                raise CoordinatorLost("another replica leads the names now")
-            _log.warning("parts of groups that the last leader left were removed", parts=len(left_over))
+            await self._remove(left_over, term)
         await self._metadata.sync()
+
+    async def _remove(self, left_over: list[bytes], term: Revision) -> None:
+        """Remove parts as they are read now: a repeat of this that comes late removes no part of this term's."""
+        compares: list[Compare] = [HasRevision(self._keys.leader, term)]
+        for key in left_over:
+            entry = (await self._coordinator.get(key)).entry
+            compares.append(IsAbsent(key) if entry is None else HasRevision(key, entry.revision))
+        done = await self._coordinator.transact(compares, [Delete(key) for key in left_over])
+        leader = done.seen[0]
+        if leader is None or leader.revision != term:
+            raise CoordinatorLost("another replica leads the names now")
+        _log.warning("parts of groups that the last leader left were removed", parts=len(left_over))
 
     async def _late_parts(self) -> list[bytes]:
         """Return keys of groups that were trimmed, which a late repeat of an append has put once more."""
         trimmed, _ = await self._log_record()
-        page = await self._coordinator.range(
-            self._keys.groups[0], self._keys.group(trimmed + 1), limit=COORDINATOR_OPERATIONS_MAX
-        )
+        begin, end = self._keys.groups[0], self._keys.group(trimmed + 1)
+        page = await self._coordinator.range(begin, end, limit=COORDINATOR_OPERATIONS_MAX // 2)
         return [entry.key for entry in page.entries]
 
     async def _followed(self) -> bool:

@@ -4,8 +4,8 @@ Rules kept here:
 - A group is removed when KEPT_BY replicas have said that they have it, or all, where there are fewer.  Beyond
   TAIL_BYTES_MAX of tail the leader's own journal is enough: a replica that lacks the group begins anew.
 - While a replica begins anew, nothing is removed, unless the tail is too long.
-- Each removal compares the leader's key, and says in the same transaction how far the log is trimmed: a reader finds a
-  group, or learns that it is gone.
+- Each removal compares the leader's key and the records that were counted, and says in the same transaction how far
+  the log is trimmed: a reader finds a group, or learns that it is gone.
 - Groups go in order, each with all its parts.
 - The coordinator is let to forget a removal when the next but one is due: who watches has seconds to see it.
 """
@@ -13,7 +13,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 import trio
@@ -30,6 +30,14 @@ from lakefs.limits import COORDINATOR_OPERATIONS_MAX
 
 _NONE: Final = Revision(0)
 _log: Final = structlog.get_logger(__name__)
+
+
+class _Kept(NamedTuple):
+    """The last group that a replica has, and the record that says so; this one's own has no key."""
+
+    sequence: Sequence
+    key: bytes
+    revision: Revision
 
 
 class Trimming:
@@ -65,9 +73,11 @@ class Trimming:
         """Remove what may go now.  Errors of `Coordinator`; a removal that another leader prevents is none."""
         if not len(self._tail):
             return
-        upto = self._by_replicas(await self._kept_by_others(), own_kept)
+        kept = await self._kept(own_kept)
+        upto = kept[-1].sequence
         if (await self._coordinator.range(*self._keys.holds, limit=1)).entries:
             upto = Sequence(0)
+        counted = [HasRevision(found.key, found.revision) for found in kept if found.key]
         nbytes = self._tail.nbytes
         removed: list[Operation] = []
         last = Sequence(0)
@@ -76,30 +86,26 @@ class Trimming:
                 break
             nbytes -= group.body_bytes
             if len(removed) + group.part_count >= COORDINATOR_OPERATIONS_MAX:
-                await self._remove(removed, last)
+                await self._remove(removed, last, counted if last <= upto else [])
                 removed = []
             removed += [Delete(self._keys.part(group.sequence, number)) for number in range(group.part_count)]
             last = group.sequence
         if removed:
-            await self._remove(removed, last)
+            await self._remove(removed, last, counted if last <= upto else [])
 
-    def _by_replicas(self, others: list[Sequence], own_kept: Sequence) -> Sequence:
-        """Return the last group that enough replicas have."""
-        kept = sorted([*others, own_kept], reverse=True)
-        return kept[min(KEPT_BY, len(kept)) - 1]
-
-    async def _kept_by_others(self) -> list[Sequence]:
+    async def _kept(self, own_kept: Sequence) -> list[_Kept]:
+        """Return the replicas that have most, so many as are enough; the last of them has least."""
         own = self._keys.replica(self._own)
-        return [
-            decode(ReplicaRecord, entry.value).kept
-            async for page in pages(self._coordinator, *self._keys.replicas)
-            for entry in page.entries
-            if entry.key != own
-        ]
+        kept = [_Kept(own_kept, b"", _NONE)]
+        async for page in pages(self._coordinator, *self._keys.replicas):
+            others = (entry for entry in page.entries if entry.key != own)
+            kept += [_Kept(decode(ReplicaRecord, entry.value).kept, entry.key, entry.revision) for entry in others]
+        return sorted(kept, reverse=True)[:KEPT_BY]
 
-    async def _remove(self, removed: list[Operation], upto: Sequence) -> None:
+    async def _remove(self, removed: list[Operation], upto: Sequence, counted: list[HasRevision]) -> None:
         record = Put(self._keys.log, encode(LogRecord(self._lake, upto)))
-        done = await self._coordinator.transact([HasRevision(self._keys.leader, self._term)], [record, *removed])
+        compares = [HasRevision(self._keys.leader, self._term), *counted]
+        done = await self._coordinator.transact(compares, [record, *removed])
         if done.succeeded:
             self._tail.trim(upto)
             self._removed_at = done.revision

@@ -80,7 +80,7 @@ def judged(kind: str, scenario: Callable[[Log], Awaitable[None]]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_durable_is_there_after_the_power_failed_and_goes_on_behind_it(kind: str) -> None:
     async def scenario(log: Log) -> None:
-        expected = {}
+        expected: dict[bytes, bytes] = {}
         for life in range(4):
             async with log.opened() as metadata:
                 assert {key: value for (_, key), value in contents(metadata).items()} == expected
