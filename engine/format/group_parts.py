@@ -26,23 +26,16 @@ from lakefs.ids import NamesShard, Revision, Sequence
 from lakefs.layout import Layout
 from lakefs.limits import COORDINATOR_VALUE_BYTES_MAX, GROUP_BYTES_MAX
 
-GROUP_PART_HEAD: Final = Layout("group part head", 10, [("kind", "B"), ("version", "B"), ("term", "Q")])
+GROUP_PART_HEAD: Final = Layout("group part head", 14, [("crc", "I"), ("kind", "B"), ("version", "B"), ("term", "Q")])
 GROUP_END: Final = Layout(
     "group end",
-    26,
-    [
-        ("sequence", "Q"),
-        ("record_count", "I"),
-        ("body_bytes", "I"),
-        ("part_count", "H"),
-        ("body_crc", "I"),
-        ("crc", "I"),
-    ],
+    22,
+    [("sequence", "Q"), ("record_count", "I"), ("body_bytes", "I"), ("part_count", "H"), ("body_crc", "I")],
 )
 _INNER: Final = 0
 _LAST: Final = 1
 _VERSION: Final = 1
-_CHECKED_BYTES: Final = GROUP_END.size - 4
+_CRC_BYTES: Final = 4
 _PIECE_BYTES: Final = COORDINATOR_VALUE_BYTES_MAX - GROUP_PART_HEAD.size - GROUP_END.size
 PARTS_MAX: Final = -(-GROUP_BYTES_MAX // _PIECE_BYTES)
 
@@ -109,26 +102,31 @@ class Part(NamedTuple):
 def pack_parts(term: Revision, sequence: Sequence, record_count: int, body: bytes) -> list[bytes]:
     """Return the values of a group's parts, the last one behind all others."""
     pieces = [body[at : at + _PIECE_BYTES] for at in range(0, len(body), _PIECE_BYTES)] or [b""]
-    end = GROUP_END.pack(sequence, record_count, len(body), len(pieces), crc32c(body), 0)[:_CHECKED_BYTES]
-    end += crc32c(end).to_bytes(4, "little")
-    inner = GROUP_PART_HEAD.pack(_INNER, _VERSION, term)
-    return [inner + piece for piece in pieces[:-1]] + [GROUP_PART_HEAD.pack(_LAST, _VERSION, term) + end + pieces[-1]]
+    end = GROUP_END.pack(sequence, record_count, len(body), len(pieces), crc32c(body))
+    inner = [_packed(_INNER, term, piece) for piece in pieces[:-1]]
+    return [*inner, _packed(_LAST, term, end + pieces[-1])]
+
+
+def _packed(kind: int, term: Revision, rest: bytes) -> bytes:
+    checked = GROUP_PART_HEAD.pack(0, kind, _VERSION, term)[_CRC_BYTES:] + rest
+    return crc32c(checked).to_bytes(_CRC_BYTES, "little") + checked
 
 
 def unpack_part(key: bytes, value: bytes) -> Part:
     """Unpack a part.  StoreUnusable for a later version, StoreDamaged for bytes that are none."""
     if len(value) < GROUP_PART_HEAD.size:
         raise _damaged(key, "it is too short")
-    kind, version, term = GROUP_PART_HEAD.unpack_from(value)
+    crc, kind, version, term = GROUP_PART_HEAD.unpack_from(value)
+    if crc32c(memoryview(value)[_CRC_BYTES:]) != crc:
+        raise _damaged(key, "it does not match its checksum")
     if version != _VERSION or kind not in (_INNER, _LAST):
         raise StoreUnusable(f"the coordinator's {key.decode()} has version {version}: it is of a later release")
     piece_at = GROUP_PART_HEAD.size
     if kind == _INNER:
         return Part(Revision(term), value[piece_at:], None)
-    packed = value[piece_at : piece_at + GROUP_END.size]
-    if len(packed) < GROUP_END.size or crc32c(packed[:_CHECKED_BYTES]) != int.from_bytes(packed[-4:], "little"):
-        raise _damaged(key, "the end of its group does not match its checksum")
-    sequence, record_count, body_bytes, part_count, body_crc, _ = GROUP_END.unpack(packed)
+    if len(value) < piece_at + GROUP_END.size:
+        raise _damaged(key, "it is too short")
+    sequence, record_count, body_bytes, part_count, body_crc = GROUP_END.unpack_from(value, piece_at)
     end = GroupEnd(Sequence(sequence), record_count, body_bytes, part_count, body_crc)
     return Part(Revision(term), value[piece_at + GROUP_END.size :], end)
 
