@@ -17,6 +17,8 @@ ETCD_REFUSED_S: Final = 3.0
 """The same while nobody listens at any endpoint: an etcd that restarts listens again after 1 to 2 s."""
 ETCD_CANCEL_S: Final = 0.5
 """Time that a cancelled call waits for the answer to what was sent: a transaction takes 2 to 40 ms."""
+ETCD_DEFRAGMENT_S: Final = 60.0
+"""Time that a node has to write its file anew, in which it answers nothing: 1 GiB at 20 MiB/s."""
 ETCD_PAUSE_S: Final = 0.1
 """Pause behind an endpoint that refused at once: 100 tries a call."""
 ETCD_ANSWER_BYTES_MAX: Final = 128 * MIB

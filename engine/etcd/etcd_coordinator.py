@@ -31,8 +31,19 @@ import trio
 from engine.coordinator.coordinator import Compare, Entry, Found, Operation, Outcome, Page, Transacted
 from engine.coordinator.coordinator_bounds import check_key, check_page, check_range, check_transaction, check_ttl
 from engine.etcd import etcd_messages as e
-from engine.etcd.etcd_bounds import ETCD_LAKE_NAME_BYTES_MAX
-from engine.etcd.etcd_link import COMPACT, KEEP_ALIVE, RANGE, REVOKE, TXN, EtcdAccess, EtcdLink, Method
+from engine.etcd.etcd_bounds import ETCD_DEFRAGMENT_S, ETCD_LAKE_NAME_BYTES_MAX
+from engine.etcd.etcd_link import (
+    ALARM,
+    COMPACT,
+    DEFRAGMENT,
+    KEEP_ALIVE,
+    RANGE,
+    REVOKE,
+    TXN,
+    EtcdAccess,
+    EtcdLink,
+    Method,
+)
 from engine.etcd.etcd_session import EtcdSessions, Slot, granted
 from engine.etcd.etcd_status import Status, error_of
 from engine.etcd.etcd_transaction import EtcdTransaction, Marked, entry_of, marked
@@ -166,6 +177,23 @@ class EtcdCoordinator:
         if answer.is_to_come:
             raise InvalidArgument(f"no answer of etcd had revision {revision - 1} yet: nothing is forgotten")
         raise self._refused(answer)
+
+    async def make_room(self) -> None:
+        """Let an etcd that is at its quota have the room of what was forgotten, and take what grows again.
+
+        Each node writes its file anew, one after the other, and answers nothing in that time; then the alarm is
+        disarmed.  Does nothing without an alarm.  EngineUnreachable if a node could not do so: the alarm comes back
+        unless that one has room.
+        """
+        alarms = (await self._ask(ALARM, e.AlarmRequest(action=e.ALARMS, alarm=e.NO_SPACE))).alarms
+        if not alarms:
+            return
+        answers = await self._link.ask_everywhere(DEFRAGMENT, e.DefragmentRequest(), ETCD_DEFRAGMENT_S)
+        failed = [error_of(answer, address) for address, answer in answers if isinstance(answer, Status)]
+        for alarm in alarms:
+            await self._ask(ALARM, e.AlarmRequest(action=e.DISARM, member_id=alarm.member_id, alarm=e.NO_SPACE))
+        if failed:
+            raise EngineUnreachable(f"a node could not be defragmented: {failed[0].message}", subject=failed[0].subject)
 
     def watch(self, begin: bytes, end: bytes, from_revision: Revision) -> AbstractAsyncContextManager[EtcdWatch]:
         """Watch a range; see the port.  EngineBusy: this process has too many.  Nothing is asked at its beginning."""

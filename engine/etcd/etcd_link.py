@@ -80,6 +80,8 @@ WATCH: Final = Method("/etcdserverpb.Watch/Watch", e.WatchResponse)
 GRANT: Final = Method("/etcdserverpb.Lease/LeaseGrant", e.GrantResponse)
 REVOKE: Final = Method("/etcdserverpb.Lease/LeaseRevoke", e.RevokeResponse)
 KEEP_ALIVE: Final = Method("/etcdserverpb.Lease/LeaseKeepAlive", e.KeepAliveResponse)
+ALARM: Final = Method("/etcdserverpb.Maintenance/Alarm", e.AlarmResponse)
+DEFRAGMENT: Final = Method("/etcdserverpb.Maintenance/Defragment", e.DefragmentResponse)
 _AUTHENTICATE: Final = Method("/etcdserverpb.Auth/Authenticate", e.AuthenticateResponse)
 
 
@@ -213,6 +215,15 @@ class EtcdLink:
             if trio.current_time() >= min(until, refused_until):
                 raise error_of(answer, endpoint.address)
         raise AssertionError("tries do not end")
+
+    async def ask_everywhere(
+        self, method: Method, request: e.Message, timeout_s: float
+    ) -> list[tuple[str, e.Message | Status]]:
+        """Ask each endpoint once, one after the other; returns its address with its answer, or how it refused."""
+        return [
+            (endpoint.address, await self._ask_once(endpoint, method, request, timeout_s))
+            for endpoint in self._endpoints
+        ]
 
     def _check_cluster(self, endpoint: Endpoint, answer: e.Message) -> None:
         """Note which etcd has answered.  EngineUnreachable for another one than is meant."""

@@ -45,6 +45,11 @@ _MESSAGES: Final = {
     "RevokeResponse": "header:Header:1",
     "KeepAliveRequest": "id:int64:1",
     "KeepAliveResponse": "header:Header:1 id:int64:2 ttl:int64:3",
+    "AlarmRequest": "action:int32:1 member_id:uint64:2 alarm:int32:3",
+    "AlarmMember": "member_id:uint64:1 alarm:int32:2",
+    "AlarmResponse": "header:Header:1 alarms:*AlarmMember:2",
+    "DefragmentRequest": "",
+    "DefragmentResponse": "header:Header:1",
     "AuthenticateRequest": "name:string:1 password:string:2",
     "AuthenticateResponse": "header:Header:1 token:string:2",
 }
@@ -103,11 +108,19 @@ RevokeRequest: Final = _class("RevokeRequest")
 RevokeResponse: Final = _class("RevokeResponse")
 KeepAliveRequest: Final = _class("KeepAliveRequest")
 KeepAliveResponse: Final = _class("KeepAliveResponse")
+AlarmRequest: Final = _class("AlarmRequest")
+AlarmResponse: Final = _class("AlarmResponse")
+DefragmentRequest: Final = _class("DefragmentRequest")
+DefragmentResponse: Final = _class("DefragmentResponse")
 AuthenticateRequest: Final = _class("AuthenticateRequest")
 AuthenticateResponse: Final = _class("AuthenticateResponse")
 
 EQUAL: Final = 0
 VERSION, MOD_REVISION, VALUE = 0, 2, 3
 """Targets of a comparison: how often a key was put since it exists, the revision that put it, its value."""
+ALARMS, DISARM = 0, 2
+"""Actions of an AlarmRequest."""
+NO_SPACE: Final = 1
+"""The alarm of an etcd at its quota."""
 IS_DELETED: Final = 1
 """The type of an event that removed a key."""

@@ -7,6 +7,7 @@ Rules kept here:
 - Each removal compares the leader's key, and says in the same transaction how far the log is trimmed: a reader finds a
   group, or learns that it is gone.
 - Groups go in order, each with all its parts.
+- A coordinator that has no room is trimmed as if the tail were too long (`engine.group_log.room`).
 - The coordinator is let to forget a removal when the next but one is due: who watches has seconds to see it.
 """
 
@@ -61,8 +62,11 @@ class Trimming:
             except LakeError as error:
                 _log.warning("the log of the names could not be trimmed; it is tried again", error=error.message)
 
-    async def trim(self, own_kept: Sequence) -> None:
-        """Remove what may go now.  Errors of `Coordinator`; a removal that another leader prevents is none."""
+    async def trim(self, own_kept: Sequence, *, is_full: bool = False) -> None:
+        """Remove what may go now; `is_full`: all that the leader's own journal has.
+
+        Errors of `Coordinator`; a removal that another leader prevents is none.
+        """
         if not len(self._tail):
             return
         upto = self._by_replicas(await self._kept_by_others(), own_kept)
@@ -72,7 +76,8 @@ class Trimming:
         removed: list[Operation] = []
         last = Sequence(0)
         for group in list(self._tail):
-            if group.sequence > upto and (nbytes <= TAIL_BYTES_MAX or group.sequence > own_kept):
+            is_due = is_full or nbytes > TAIL_BYTES_MAX
+            if group.sequence > upto and (not is_due or group.sequence > own_kept):
                 break
             nbytes -= group.body_bytes
             if len(removed) + group.part_count >= COORDINATOR_OPERATIONS_MAX:
@@ -90,12 +95,13 @@ class Trimming:
 
     async def _kept_by_others(self) -> list[Sequence]:
         own = self._keys.replica(self._own)
-        return [
-            decode(ReplicaRecord, entry.value).kept
+        others = [
+            decode(ReplicaRecord, entry.value)
             async for page in pages(self._coordinator, *self._keys.replicas)
             for entry in page.entries
             if entry.key != own
         ]
+        return [record.kept for record in others if not record.is_removed]
 
     async def _remove(self, removed: list[Operation], upto: Sequence) -> None:
         record = Put(self._keys.log, encode(LogRecord(self._lake, upto)))
@@ -103,6 +109,10 @@ class Trimming:
         if done.succeeded:
             self._tail.trim(upto)
             self._removed_at = done.revision
+
+    async def forget_all(self) -> None:
+        """Let the coordinator forget all that was before now.  Errors of `Coordinator`."""
+        await self._coordinator.compact((await self._coordinator.get(self._keys.log)).revision)
 
     async def _forget(self) -> None:
         """Let the coordinator forget what was removed a while ago."""

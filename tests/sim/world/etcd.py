@@ -27,7 +27,7 @@ import grpc
 import trio
 
 from engine.etcd import etcd_messages as e
-from engine.etcd.etcd_link import COMPACT, GRANT, KEEP_ALIVE, RANGE, REVOKE, TXN, Method
+from engine.etcd.etcd_link import ALARM, COMPACT, DEFRAGMENT, GRANT, KEEP_ALIVE, RANGE, REVOKE, TXN, Method
 from engine.etcd.etcd_status import Status
 
 HELD_MAX: Final = 1000
@@ -115,6 +115,8 @@ class SimEtcd:
             GRANT: self._grant,
             REVOKE: self._revoke,
             KEEP_ALIVE: self._keep_alive,
+            ALARM: self._alarm,
+            DEFRAGMENT: self._defragmented,
         }
 
     def answer(self, method: Method, request: Any, member: int = 1) -> e.Message | Status:
@@ -155,6 +157,18 @@ class SimEtcd:
     def disarm(self) -> None:
         """End the alarm; the next request that grows raises it again if the file is as large as before."""
         self.is_full = False
+
+    def _alarm(self, request: Any) -> Any:
+        if request.action == e.DISARM:
+            self.disarm()
+        answer = e.AlarmResponse()
+        if self.is_full:
+            answer.alarms.add(member_id=1, alarm=e.NO_SPACE)
+        return answer
+
+    def _defragmented(self, request: Any) -> Any:
+        self.defragment()
+        return e.DefragmentResponse()
 
     def note_progress(self) -> None:
         """Let each watch that has seen everything say up to which revision."""
