@@ -1,4 +1,6 @@
-"""Measures for how long names are away when their leader, or etcd's, is lost.  python -m bench.names_failover [--rounds N]
+"""Measures for how long names are away when their leader, or etcd's, is lost.
+
+    python -m bench.names_failover [--rounds N]
 
 Three machines of one lake (processes with a loopback address each) and an etcd of three nodes, all on this machine and
 its disk.  A client at a machine that is not touched puts one small object after the other; each fault is counted from
