@@ -37,8 +37,8 @@ demo: ## a store, an engine, objects in and out: two minutes on a new machine, t
 	@scripts/setup.sh demo
 	@$(BIN)/python -m bench.demo
 
-demo-cluster: ## one lake on three machines: kill, replace and add devices while it is used; three minutes
-	@scripts/setup.sh demo
+demo-cluster: ## one lake on three machines: kill, replace and add devices, and lose the machine with the names; four minutes
+	@scripts/setup.sh
 	@$(BIN)/python -m bench.demo_cluster
 
 check: setup ## lint, types, layering, style and the quick tests

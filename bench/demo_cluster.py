@@ -4,8 +4,9 @@ Three machines (processes with folders and a loopback address each) have two dev
 devices are folders of one disk here, so a machine counts as one device of those that may be lost.  A real model (see
 `bench.demo`) is stored through S3 on one machine and loaded from a mount on another.  Under a load that never pauses,
 two members are killed and their content is lost; everything is still read and written; they are replaced and healed, a
-seventh is added, garbage is collected, and a KV cache is kept over all.  Every answer is compared.  Exits with 0 if
-every check held.  Nothing leaves this machine, and nothing is left on it.
+seventh is added, garbage is collected, and a KV cache is kept over all.  An etcd of three nodes has the log of the
+names, and each machine a replica of them: the machine that leads is killed, and then the leader of the etcd.  Every
+answer is compared.  Exits with 0 if every check held.  Nothing leaves this machine, and nothing is left on it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import hashlib
 import json
 import os
 import random
+import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -29,6 +32,7 @@ from safetensors import safe_open
 
 import lakefs
 from bench.demo import FAILURES, KEPT, SMALL, DemoFailed, fetch_model
+from bench.harness.etcd import EtcdCluster, running_etcd
 from bench.harness.machines import LakeMachine
 from bench.harness.mounts import lake_mounted
 
@@ -39,6 +43,7 @@ PAUSE_S: Final = 0.05
 BLOCK_BYTES: Final = 64 << 10
 BLOCKS: Final = 64
 MIB: Final = 1 << 20
+_WRONG: Final = "other bytes of"
 _BEGAN: Final = time.monotonic()
 
 
@@ -58,7 +63,8 @@ def main() -> int:
 
 def _run(model: Path, folder: Path) -> None:
     with ExitStack() as stack:
-        machines = _make_lake(stack, folder)
+        etcd = _etcd(stack, folder)
+        machines = _make_lake(stack, folder, etcd)
         first, second, third = machines
         s3 = _s3(second, first)
         keys = _store_through_s3(s3, model)
@@ -77,6 +83,9 @@ def _run(model: Path, folder: Path) -> None:
             _check_load(load, "a seventh member has its share")
             _collect(first, folder)
             _keep_kv(machines)
+            if etcd is not None:
+                _lose_the_leader(machines, load)
+                _lose_etcd_s_leader(etcd, load)
         _check_load(load, "the load has ended", is_last=True)
         _same_through_s3(s3, keys)
         _say("$ lake fsck", first.lake("fsck").strip().splitlines()[-1])
@@ -86,7 +95,17 @@ def _run(model: Path, folder: Path) -> None:
 # --- the lake ----------------------------------------------------------------------------------------
 
 
-def _make_lake(stack: ExitStack, folder: Path) -> list[LakeMachine]:
+def _etcd(stack: ExitStack, folder: Path) -> EtcdCluster | None:
+    """Run an etcd of three nodes; None where there is none."""
+    if shutil.which("etcd") is None or shutil.which("etcdctl") is None:
+        _say("etcd", "left out: it is not installed (Debian's etcd-server and etcd-client); names stay on machine 1")
+        return None
+    etcd = stack.enter_context(running_etcd(folder / "etcd", 3))
+    _say("etcd", "three nodes, for the log of the names")
+    return etcd
+
+
+def _make_lake(stack: ExitStack, folder: Path, etcd: EtcdCluster | None) -> list[LakeMachine]:
     hosts = [f"127.{os.getpid() >> 8 & 0xFF}.{os.getpid() & 0xFF}.{number}" for number in (1, 2, 3)]
     first, *others = machines = [
         LakeMachine(folder / "machine1", hosts[0], 2, "--s3", f"{hosts[0]}:0"),
@@ -94,13 +113,17 @@ def _make_lake(stack: ExitStack, folder: Path) -> list[LakeMachine]:
         LakeMachine(folder / "machine3", hosts[2], 2),
     ]
     _say(f"lake cluster init demo --listen {first.listen}", "names, and two devices")
-    first.init("demo", "--protect", "4+2", "--accept-loss")
+    with_etcd = () if etcd is None else ("--etcd", ",".join(etcd.urls))
+    first.init("demo", "--protect", "4+2", "--accept-loss", *with_etcd)
     stack.enter_context(first)
     for machine in others:
         _say(f"lake cluster join {first.listen} --listen {machine.listen}", "two devices")
         machine.join(first)
         stack.enter_context(machine)
     _wait_whole(first, 6, "six members in three machines, four data and two parity shards of each chunk")
+    if etcd is not None:
+        _eventually(lambda: len(_replicas(first, "leads", "follows")) == 3, "each machine has a replica of the names")
+        _say("each machine has a replica of the names", _outlives(first))
     return machines
 
 
@@ -189,6 +212,9 @@ class Load:
         self.operations = 0
         self.failed: list[str] = []
         self.longest_s = 0.0
+        self.refused = 0
+        """Operations that failed while `forgives`; what a failed put has done is unknown."""
+        self.forgives = False
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._use, args=(machine,), daemon=True) for machine in machines]
@@ -207,7 +233,7 @@ class Load:
 
     def _use(self, machine: LakeMachine) -> None:
         rng = random.Random(machine.host)
-        known: dict[str, bytes] = {}
+        known: dict[str, list[bytes]] = {}
         with machine.connect() as lake:
             while not self._ended.wait(PAUSE_S):
                 name = f"bench/{machine.host}/{rng.randrange(50)}"
@@ -216,19 +242,26 @@ class Load:
                 took_s = time.monotonic() - began
                 with self._lock:
                     self.operations += 1
-                    self.longest_s = max(self.longest_s, took_s)
-                    self.failed += [failure] if failure else []
+                    if failure and self.forgives and not failure.startswith(_WRONG):
+                        self.refused += 1
+                    else:
+                        self.longest_s = max(self.longest_s, took_s)
+                        self.failed += [failure] if failure else []
 
     @staticmethod
-    def _step(lake: lakefs.Lake, rng: random.Random, name: str, known: dict[str, bytes]) -> str:
-        """Put or get one object; return how it failed, empty if it did not."""
+    def _step(lake: lakefs.Lake, rng: random.Random, name: str, known: dict[str, list[bytes]]) -> str:
+        """Put or get one object; return how it failed, empty if it did not.
+
+        `known` has the contents that a name may have: several after a put that failed.
+        """
         try:
             if name not in known or rng.random() < 0.3:
                 content = rng.randbytes(rng.choice(OBJECT_BYTES))
+                known[name] = [*known.get(name, [b""]), content]
                 lake.put(name, content)
-                known[name] = content
-            elif lake.get(name) != known[name]:
-                return f"other bytes of {name}"
+                known[name] = [content]
+            elif lake.get(name) not in known[name]:
+                return f"{_WRONG} {name}"
         except lakefs.LakeError as error:
             return f"{name}: {error}"
         return ""
@@ -296,14 +329,62 @@ def _keep_kv(machines: list[LakeMachine]) -> None:
     _say("KV cache", f"{BLOCKS} blocks of 64 KiB stored by three machines, each loads all of them")
 
 
+def _lose_the_leader(machines: list[LakeMachine], load: Load) -> None:
+    """Kill the machine whose replica leads the names, under load, and start it again when another one leads."""
+    first, second, third = machines
+    [leader] = _replicas(second, "leads")
+    load.forgives = True
+    for device in first.devices:
+        for pid in first.pids_of(device):
+            os.kill(pid, signal.SIGKILL)
+    first.kill()
+    began = time.monotonic()
+    _say("kill -9 everything on machine 1", "it leads the names, and has two of seven members")
+    _eventually(lambda: _is_put(third), "names are served again", 0.05)
+    served_s = time.monotonic() - began
+    [other] = _replicas(second, "leads")
+    _expect(other != leader, "machine 1 still leads")
+    _say("another machine's replica leads the names", f"a put was acknowledged after {served_s:.1f} s")
+    first.start()
+    _wait_whole(second, 7, "machine 1 is back")
+    _eventually(lambda: len(_replicas(second, "leads", "follows")) == 3, "its replica follows")
+    _say("its replica of the names follows", f"{load.refused} operations failed meanwhile, none acknowledged was lost")
+
+
+def _lose_etcd_s_leader(etcd: EtcdCluster, load: Load) -> None:
+    node, before = etcd.leader(), load.operations
+    node.kill()
+    _say("kill -9 the leader of the etcd", "one of three nodes")
+    _eventually(lambda: load.operations > before + 20, "the load goes on")
+    node.start(etcd.names)
+    load.forgives = False
+    _say("the load goes on without that node", f"{load.refused} operations failed since the machine was lost")
+
+
+def _replicas(machine: LakeMachine, *states: str) -> list[str]:
+    """Return the ids of the replicas of the names in these states."""
+    found = machine.status().get("names", {}).get("replicas", [])
+    return [each["id"] for each in found if each["state"] in states]
+
+
+def _is_put(machine: LakeMachine) -> bool:
+    """Return True if a machine acknowledges a put."""
+    try:
+        with lakefs.connect(machine.address) as lake:
+            lake.put("bench/after the leader", b"x")
+    except lakefs.LakeError:
+        return False
+    return True
+
+
 # --- saying and waiting ------------------------------------------------------------------------------
 
 
-def _eventually(happens: Callable[[], bool], what: str) -> None:
+def _eventually(happens: Callable[[], bool], what: str, pause_s: float = 0.25) -> None:
     end = time.monotonic() + WAIT_S
     while not happens():
         _expect(time.monotonic() < end, f"not after {WAIT_S:g} s: {what}")
-        time.sleep(0.25)
+        time.sleep(pause_s)
 
 
 def _expect(holds: bool, otherwise: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from unittest import mock
 
 import trio
@@ -37,6 +38,7 @@ class Replica:
 
     def __init__(self, coordinator: Coordinator, number: int, sizes: MetadataSizes = DEFAULT_SIZES) -> None:
         self.place = place_of(coordinator, number)
+        self.make_room: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         self.disk = SimDisk(number)
         self.metadata: Metadata | None = None
         """The open one's, from its opening on."""
@@ -64,7 +66,7 @@ class Replica:
         try:
             with self._scope, plain_errors():
                 async with opened(self.disk, has_names=True, clean=False, sizes=self._sizes) as self.metadata:
-                    async with leading(self.metadata, self.place):
+                    async with leading(self.metadata, replace(self.place, make_room=self.make_room)):
                         self.leads.set()
                         await self._stop.wait()
                         await self.metadata.close()

@@ -232,6 +232,65 @@ def remove(where: Target, member: str, accept_loss: bool) -> None:
     notice(f"lake: member {found} was removed; its folder is not used any more")
 
 
+@cluster.group(invoke_without_command=True)
+@json_option
+@engine_options
+@pass_target
+@click.pass_context
+def names(context: click.Context, where: Target, as_json: bool) -> None:
+    """Show the replicas of the names, in a lake with etcd: which one leads, and how far behind the others are."""
+    if context.invoked_subcommand is not None:
+        return
+    from cli.operate.lake_lines import replica_lines
+
+    with where.open() as lake:
+        found, _ = _lake_of(lake)
+    _replicas(found)
+    if as_json:
+        write_json({name: found["names"][name] for name in ("replicas", "tail", "outlives_machines")})
+        return
+    for line in replica_lines(found):
+        write_line(line)
+
+
+@names.command(name="remove")
+@click.argument("replica")
+@engine_options
+@pass_target
+def remove_replica(where: Target, replica: str) -> None:
+    """Remove a replica of the names whose machine is gone for ever.  Safe to repeat.
+
+    REPLICA is the beginning of its id, as lake cluster names shows it.  The one that leads is not removed.  A machine
+    without a replica makes one, if fewer than three are left.
+    """
+    from lakefs.client.facade import driver_of
+    from lakefs.wire.messages import NAMES_REMOVE
+
+    with where.open() as lake:
+        found = _replica_of(lake, replica)
+        driver = driver_of(lake)
+        driver.run(driver.steps.change_member(bytes.fromhex(found), NAMES_REMOVE))
+    notice(f"lake: replica {found} of the names was removed, and does not come back")
+
+
+def _replica_of(lake: Lake, text: str) -> str:
+    """Return the id of the replica that a text names, in hex.  InvalidArgument unless there is exactly one."""
+    found, _ = _lake_of(lake)
+    named = [each["id"] for each in _replicas(found) if text and each["id"].startswith(text.lower())]
+    if len(named) != 1:
+        many = "several replicas" if named else "no replica"
+        raise InvalidArgument(f"{text!r} names {many}; see them with: lake cluster names", subject=text)
+    return str(named[0])
+
+
+def _replicas(lake: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the replicas in a lake's status.  InvalidArgument where names have none."""
+    replicas: list[dict[str, Any]] | None = lake.get("names", {}).get("replicas")
+    if replicas is None:
+        raise InvalidArgument(lake.get("reason") or "the names of a lake without etcd have no replicas")
+    return replicas
+
+
 def _remove(lake: Lake, member: str, *, accept_loss: bool) -> None:
     """Remove a member."""
     from lakefs.client.facade import driver_of

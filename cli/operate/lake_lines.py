@@ -26,6 +26,7 @@ def lake_lines(lake: dict[str, Any], folders: Sequence[dict[str, Any]] = ()) -> 
         _line("walker", _walker(lake)),
         _line("gc", f"generation {lake['gc_generation']}, {_gc(gc)}"),
         *etcd,
+        *replica_lines(lake),
     ]
     bad = [copy for copy in lake["names"].get("copies", ()) if copy["state"] != "good"]
     return lines + [_line(f"names in {copy['folder']}", f"{copy['state']}: {copy['reason']}") for copy in bad]
@@ -38,13 +39,47 @@ def outlives(lake: dict[str, Any]) -> str:
         told = "too few members are up: some content cannot be read until they are back"
     else:
         told = f"outlives {_count(devices, 'more device')}, {_count(machines, 'machine')}"
-        told += " (not the one with the names)" if machines > 0 else ""
-    if lake["names"]:
+        is_one = machines > 0 and not lake["names"].get("outlives_machines")
+        told += " (not the one with the names)" if is_one else ""
+    if "replicas" in lake["names"]:
+        replicas = sum(each["state"] != "removed" for each in lake["names"]["replicas"])
+        told += f"; names: {lake['names']['outlives_machines'] or 'none'} of {_count(replicas, 'machine')}"
+    elif lake["names"]:
         told += f"; names: {_count(lake['names']['devices'], 'device')}"
     dirty = lake["walker"]["dirty_partitions"]
     if dirty and devices >= 0:
         told += f"; less until {_count(dirty, 'dirty partition')} {'is' if dirty == 1 else 'are'} healed"
     return told
+
+
+def replica_lines(lake: dict[str, Any]) -> list[str]:
+    """Return a line for each replica of the names, and one for their log; none for a lake without etcd."""
+    names = lake.get("names", {})
+    if "replicas" not in names:
+        return []
+    hosts = _hosts(lake["members"])
+    lines = [_line(f"names {each['id']}", _replica(each, hosts)) for each in names["replicas"]]
+    tail = names["tail"]
+    return [*lines, _line("names log", f"{_count(tail['groups'], 'group')}, {human_bytes(tail['bytes'])} at the etcd")]
+
+
+def _replica(replica: dict[str, Any], hosts: Mapping[str, str]) -> str:
+    told = replica["state"]
+    if told == "silent":
+        told += f" since {iso_time(replica['said_ns'])}"
+    if told != "removed" and replica["groups_behind"]:
+        told += f", {_count(replica['groups_behind'], 'group')} behind"
+    return f"{told}, at {hosts.get(replica['machine'], 'machine ' + replica['machine'])}"
+
+
+def _hosts(members: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return the host of each machine, as the addresses of its members have it."""
+    found = {}
+    for member in members:
+        for address in member["addresses"]:
+            if address.startswith("tcp://"):
+                found[member["machine"]] = address.removeprefix("tcp://").rpartition(":")[0]
+    return found
 
 
 def gc_lines(members: dict[str, dict[str, Any]]) -> list[str]:

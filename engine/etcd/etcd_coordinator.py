@@ -123,17 +123,18 @@ class EtcdCoordinator:
 
         Each node in turn writes its file anew, and answers nothing while it does; then the alarm ends.  A node that is
         away, or as full as before, raises it again.  With users, this one needs the role root.  EngineUnreachable:
-        no node has done it, or the user may not.
+        no node has done it, or the user may not.  Does nothing without an alarm.
         """
         await trio.lowlevel.checkpoint()
+        alarms = [alarm for alarm in (await self._ask(ALARM, e.AlarmRequest())).alarms if alarm.alarm == e.NO_SPACE]
+        if not alarms:
+            return
         answers = await self._link.ask_all(DEFRAGMENT, e.DefragmentRequest(), ETCD_DEFRAGMENT_S)
         refusals = [answer for answer in answers if isinstance(answer, Status)]
         if len(refusals) == len(answers):
             raise self._refused(refusals[0])
-        for alarm in (await self._ask(ALARM, e.AlarmRequest())).alarms:
-            if alarm.alarm == e.NO_SPACE:
-                disarm = e.AlarmRequest(action=e.DISARM, member_id=alarm.member_id, alarm=e.NO_SPACE)
-                await self._ask(ALARM, disarm)
+        for alarm in alarms:
+            await self._ask(ALARM, e.AlarmRequest(action=e.DISARM, member_id=alarm.member_id, alarm=e.NO_SPACE))
 
     # --- keys --------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ Rules kept here:
 - A *probe* is a repeat without operations: it finds which branch would be done, and fences off the tries before it.
   Its markers are b"t" and b"e".
 - Etcd looks for room only if one of the outer operations is a put: hence the note.  So a transaction that only removes
-  keys is done when etcd has no room, though it puts a marker.
+  keys is done when etcd has no room, though it puts a marker; and so is one that notes little beside what it removes.
 - A transaction that its caller says may be repeated has no slot and no marker: each try does what it finds to do.  The
   note is in the branch that is not done then.
 - Etcd's bound of 128 operations holds for a transaction with those around it: the outer one has two, the comparisons
@@ -36,6 +36,7 @@ from engine.etcd.etcd_session import Slot
 from lakefs.ids import LeaseId, Revision
 
 _DONE: Final = {True: b"T", False: b"E"}
+_NOTED_BYTES_MAX: Final = 1024
 _PROBED: Final = {True: b"t", False: b"e"}
 
 
@@ -65,7 +66,10 @@ class EtcdTransaction:
 
     @property
     def _grows(self) -> bool:
-        return any(isinstance(operation, Put) for operation in (*self.then_ops, *self.else_ops))
+        """True unless it only removes keys, or removes some and notes little about it."""
+        operations = (*self.then_ops, *self.else_ops)
+        put_bytes = [len(operation.value) for operation in operations if isinstance(operation, Put)]
+        return bool(put_bytes) and (len(put_bytes) == len(operations) or sum(put_bytes) > _NOTED_BYTES_MAX)
 
     def branch(self, is_held: bool) -> Sequence[Operation]:
         """Return the operations of a branch."""

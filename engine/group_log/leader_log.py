@@ -9,6 +9,7 @@ Rules kept here:
 - A put whose answer was lost is sent again.  If the key has these very bytes, it was done; else another one leads.
   Parts have the term of their leader, and a leader puts a key once: so other bytes are another leader's.
 - Tries end with the lease: then the log is lost, and it is unknown if the last group is in it.
+- While the coordinator has no room the group that it refused is tried again, and decisions are refused: StoreFull.
 - Appends wait while the journal is far behind.  An error of the journal ends the log, too.
 """
 
@@ -23,13 +24,19 @@ import trio
 from engine.coordinator.coordinator import Compare, Coordinator, HasRevision, IsAbsent, Put, Transacted
 from engine.coordinator.held_lease import HeldLease
 from engine.format.group_parts import LogKeys, pack_parts
-from engine.group_log.log_bounds import APPEND_PAUSE_S, KEEPING_BYTES_MAX, KEEPING_GROUPS_MAX, LEADER_MARGIN_S
+from engine.group_log.log_bounds import (
+    APPEND_PAUSE_S,
+    KEEPING_BYTES_MAX,
+    KEEPING_GROUPS_MAX,
+    LEADER_MARGIN_S,
+    ROOM_TRY_S,
+)
 from engine.group_log.tail import Tail
 from engine.metadata.group_log import ClosedGroup, GroupLog, PayloadBatch
 from lakefs.errors import CoordinatorLost, EngineBusy, EngineUnreachable, LakeError, StoreFull
 from lakefs.ids import Revision, Sequence
 
-_LATER: Final = EngineUnreachable, EngineBusy, StoreFull
+_LATER: Final = EngineUnreachable, EngineBusy
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -43,6 +50,8 @@ class LeaderLog:
         self.lost = trio.Event()
         """Set when nothing can be appended any more; `lost_because` says why."""
         self.lost_because: LakeError | None = None
+        self.full: StoreFull | None = None
+        """The coordinator's refusal for want of room, while the next append is tried again and again."""
         self._coordinator = coordinator
         self._keys = keys
         self._term = term
@@ -66,6 +75,12 @@ class LeaderLog:
             raise CoordinatorLost(self.lost_because.message)
         if self._lease.left_s() < LEADER_MARGIN_S:
             raise CoordinatorLost("this replica may not lead the names any more: its lease was not kept alive")
+
+    def check_decision(self) -> None:
+        """Raise as `check`, and StoreFull while the coordinator has no room; called in the step that decides."""
+        self.check()
+        if self.full is not None:
+            raise StoreFull(f"the coordinator has no room for more names: {self.full.message}")
 
     async def append(self, group: ClosedGroup | None, payload: PayloadBatch | None) -> None:
         """See the port.  CoordinatorLost when another replica leads, or this one's lease is over."""
@@ -122,7 +137,7 @@ class LeaderLog:
         while True:
             done = await self._tried(key, value)
             if done is None:
-                await trio.sleep(APPEND_PAUSE_S)
+                await trio.sleep(APPEND_PAUSE_S if self.full is None else ROOM_TRY_S)
                 continue
             if done.succeeded:
                 return
@@ -141,7 +156,12 @@ class LeaderLog:
         with trio.move_on_after(left_s):
             try:
                 compares: list[Compare] = [HasRevision(self._keys.leader, self._term), IsAbsent(key)]
-                return await self._coordinator.transact(compares, [Put(key, value)], is_repeatable=True)
+                done = await self._coordinator.transact(compares, [Put(key, value)], is_repeatable=True)
+            except StoreFull as error:
+                self.full = error
             except _LATER as error:
                 _log.warning("a group could not be appended; it is tried again", error=error.message)
+            else:
+                self.full = None
+                return done
         return None

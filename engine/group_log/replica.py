@@ -13,7 +13,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,12 +24,15 @@ import trio
 
 from engine.coordinator.coordinator import Coordinator, IsAbsent, Put
 from engine.coordinator.held_lease import HeldLease, hold_lease
-from engine.coordinator.records import ReplicaRecord, encode
+from engine.coordinator.records import ReplicaRecord
 from engine.format.group_parts import LogKeys
 from engine.group_log.follower import Follower
 from engine.group_log.handing_over import LOOK_S, call_when_wanted_elsewhere, is_wanted_elsewhere
 from engine.group_log.leader_log import LeaderLog
-from engine.group_log.log_bounds import LEADER_LEASE_S, REPORT_EVERY_S
+from engine.group_log.log_bounds import LEADER_LEASE_S
+from engine.group_log.reports import Reports
+from engine.group_log.room import keep_room
+from engine.group_log.tail import Tail
 from engine.group_log.trimming import Trimming
 from engine.host.tasks import plain_errors
 from engine.metadata.metadata_store import Metadata
@@ -46,7 +49,7 @@ class ReplicaPlace:
     """A replica's surroundings.
 
     `clock` goes on while the machine is suspended.  `leader`: the value of the leader's key, by which heads find it;
-    `holder` returns the replica in such a value.
+    `holder` returns the replica in such a value.  `make_room`: gives back room of what the coordinator has forgotten.
     """
 
     coordinator: Coordinator
@@ -57,35 +60,40 @@ class ReplicaPlace:
     leader: bytes
     holder: Callable[[bytes], ReplicaId]
     shard: NamesShard = FIRST_SHARD
+    make_room: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
 
 
 @asynccontextmanager
 async def leading(metadata: Metadata, place: ReplicaPlace) -> AsyncIterator[None]:
     """Follow until this replica leads; then the block runs.  The metadata run, and nothing was committed.
 
-    CoordinatorLost ends the block when the lease is over; errors of `Follower.catch_up` before it, and of the journal.
+    CoordinatorLost ends the block when the lease is over, ReplicaRemoved when an operator has removed this replica;
+    errors of `Follower.catch_up` before it, and of the journal.
     """
     keys = LogKeys(place.shard)
     follower = Follower(place.coordinator, keys, place.lake, place.replica, metadata)
     with plain_errors():
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_report, metadata, place, keys)
+            reports = Reports(place.coordinator, keys, place.replica)
+            nursery.start_soon(reports.run, partial(_record, metadata, place, follower.tail))
             while True:
                 await _end_own_last_term(place, keys)
                 await follower.until_free()
                 if await is_wanted_elsewhere(place.coordinator, keys, place.replica):
                     await trio.sleep(LOOK_S)
                     continue
+                await reports.check()
                 async with hold_lease(place.coordinator, place.clock, LEADER_LEASE_S) as lease:
                     term = await _taken(place, keys, lease)
                     if term is None:
                         continue
                     await follower.finish(term)
                     log = LeaderLog(place.coordinator, keys, term, lease, metadata.journal_log, follower.tail)
-                    await metadata.lead(log, log.check)
+                    await metadata.lead(log, log.check, log.check_decision)
                     trimming = Trimming(place.coordinator, keys, place.lake, term, follower.tail, place.replica)
                     nursery.start_soon(log.run)
                     nursery.start_soon(trimming.run, lambda: metadata.kept_sequence)
+                    nursery.start_soon(keep_room, log, trimming, lambda: metadata.kept_sequence, place.make_room)
                     nursery.start_soon(_end_with_lease, lease, log)
                     nursery.start_soon(_end_with_log, metadata, log)
                     end = partial(log.lose, CoordinatorLost("another replica of the names was asked to lead"))
@@ -111,17 +119,9 @@ async def _end_own_last_term(place: ReplicaPlace, keys: LogKeys) -> None:
             await place.coordinator.revoke(entry.lease)
 
 
-async def _report(metadata: Metadata, place: ReplicaPlace, keys: LogKeys) -> None:
-    """Say how far this replica's journal has come, until cancelled."""
-    said = -1
-    while True:
-        kept = metadata.kept_sequence
-        if kept != said:
-            with suppress(LakeError):
-                record = ReplicaRecord(place.machine, kept)
-                await place.coordinator.transact([], [Put(keys.replica(place.replica), encode(record))])
-                said = kept
-        await trio.sleep(REPORT_EVERY_S)
+def _record(metadata: Metadata, place: ReplicaPlace, tail: Tail) -> ReplicaRecord:
+    """Return what this replica says of itself now."""
+    return ReplicaRecord(place.machine, metadata.kept_sequence, place.clock.wall_ns(), tail.nbytes)
 
 
 async def _end_with_lease(lease: HeldLease, log: LeaderLog) -> None:

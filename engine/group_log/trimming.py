@@ -7,6 +7,7 @@ Rules kept here:
 - Each removal compares the leader's key and the records that were counted, and says in the same transaction how far
   the log is trimmed: a reader finds a group, or learns that it is gone.
 - Groups go in order, each with all its parts.
+- A coordinator that has no room is trimmed as if the tail were too long (`engine.group_log.room`).
 - The coordinator is let to forget a removal when the next but one is due: who watches has seconds to see it.
 """
 
@@ -69,8 +70,11 @@ class Trimming:
             except LakeError as error:
                 _log.warning("the log of the names could not be trimmed; it is tried again", error=error.message)
 
-    async def trim(self, own_kept: Sequence) -> None:
-        """Remove what may go now.  Errors of `Coordinator`; a removal that another leader prevents is none."""
+    async def trim(self, own_kept: Sequence, *, is_full: bool = False) -> None:
+        """Remove what may go now; `is_full`: all that the leader's own journal has.
+
+        Errors of `Coordinator`; a removal that another leader prevents is none.
+        """
         if not len(self._tail):
             return
         kept = await self._kept(own_kept)
@@ -82,7 +86,8 @@ class Trimming:
         removed: list[Operation] = []
         last = Sequence(0)
         for group in list(self._tail):
-            if group.sequence > upto and (nbytes <= TAIL_BYTES_MAX or group.sequence > own_kept):
+            is_due = is_full or nbytes > TAIL_BYTES_MAX
+            if group.sequence > upto and (not is_due or group.sequence > own_kept):
                 break
             nbytes -= group.body_bytes
             if len(removed) + group.part_count >= COORDINATOR_OPERATIONS_MAX:
@@ -98,8 +103,10 @@ class Trimming:
         own = self._keys.replica(self._own)
         kept = [_Kept(own_kept, b"", _NONE)]
         async for page in pages(self._coordinator, *self._keys.replicas):
-            others = (entry for entry in page.entries if entry.key != own)
-            kept += [_Kept(decode(ReplicaRecord, entry.value).kept, entry.key, entry.revision) for entry in others]
+            for entry in page.entries:
+                record = decode(ReplicaRecord, entry.value)
+                if entry.key != own and not record.is_removed:
+                    kept.append(_Kept(record.kept, entry.key, entry.revision))
         return sorted(kept, reverse=True)[:KEPT_BY]
 
     async def _remove(self, removed: list[Operation], upto: Sequence, counted: list[HasRevision]) -> None:
@@ -109,6 +116,10 @@ class Trimming:
         if done.succeeded:
             self._tail.trim(upto)
             self._removed_at = done.revision
+
+    async def forget_all(self) -> None:
+        """Let the coordinator forget all that was before now.  Errors of `Coordinator`."""
+        await self._coordinator.compact((await self._coordinator.get(self._keys.log)).revision)
 
     async def _forget(self) -> None:
         """Let the coordinator forget what was removed a while ago."""

@@ -53,20 +53,30 @@ def address_of(record: LeaderRecord, machine: str) -> str:
     return min(usable, key=lambda address: not address.startswith(_UNIX))
 
 
-def names_led_by(leader: NamesLeader, connect_to: ConnectTo) -> ConnectNames:
-    """Return what connects to the names that lead; see the head of the module."""
+def names_led_by(leader: NamesLeader, connect_to: ConnectTo, failure: Callable[[], str] = str) -> ConnectNames:
+    """Return what connects to the names that lead; see the head of the module.
+
+    `failure` returns the reason for which the coordinator cannot be asked, empty if it can: refusals say it, too.
+    """
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[NamesConnection]:
         with trio.CancelScope(deadline=trio.current_time() + NAMES_CONNECT_S) as connecting, plain_errors():
             async with AsyncExitStack() as stack:
-                found, connection = await _connected(stack, leader, connect_to, connecting)
+                try:
+                    found, connection = await _connected(stack, leader, connect_to, connecting)
+                except EngineUnreachable as error:
+                    raise _refusal(error.message, failure()) from error
                 connecting.deadline = math.inf
                 yield connection._replace(wait_ended=partial(_wait_ended, leader, found, connection))
         if connecting.cancelled_caught:
-            raise EngineUnreachable("no replica of the names leads")
+            raise _refusal("no replica of the names leads", failure())
 
     return connect
+
+
+def _refusal(message: str, failure: str) -> EngineUnreachable:
+    return EngineUnreachable(f"{message}; and who leads is not known: {failure}" if failure else message)
 
 
 async def _connected(

@@ -88,7 +88,7 @@ async def open_beside_names(stack: AsyncExitStack, plan: LakePlan) -> BesideName
         return BesideNames(plan, remote, names_at(address, token=plan.token), remote.connect)
     etcd = await stack.enter_async_context(open_lake_etcd(place, plan.lake_id))
     leader = await stack.enter_async_context(open_names_leader(etcd.coordinator))
-    connect = names_led_by(leader, leader_at(plan.machine.machine, token=plan.token))
+    connect = names_led_by(leader, leader_at(plan.machine.machine, token=plan.token), lambda: etcd.failure)
     return BesideNames(plan, etcd.coordinator, connect, etcd.ready)
 
 

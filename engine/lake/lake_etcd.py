@@ -55,6 +55,11 @@ class LakeEtcd:
         """The id of the etcd that answered last, in hex; empty before that."""
         return f"{self._etcd.cluster:x}" if self._etcd.cluster else ""
 
+    @property
+    def failure(self) -> str:
+        """The reason for which the last call was not answered; empty if it was."""
+        return self._fenced.failure
+
     async def reach(self) -> None:
         """Ask the etcd for nothing.
 
@@ -82,6 +87,10 @@ class LakeEtcd:
                 await pause(error)
             else:
                 return
+
+    async def make_room(self) -> None:
+        """Give the etcd room again when it is at its quota; see `EtcdCoordinator.make_room`."""
+        await self._etcd.make_room()
 
     def state(self) -> dict[str, Any]:
         """Return where it is, and how it is, for people and scripts; JSON-able."""

@@ -6,7 +6,8 @@
     behind      the log does not reach down to what they have: they begin anew from the leader's checkpoint
 
 Rules kept here:
-- A machine with names keeps its replica.  One without becomes a replica while the lake has fewer than REPLICAS_WANTED.
+- A machine with names keeps its replica.  One without becomes a replica while others have fewer than REPLICAS_WANTED;
+  so does one whose replica's folder was lost.  A replica that an operator has removed ends, and says so in the log.
 - Nothing that ends a term ends the process: members and heads go on, and reach whoever leads.
 - The service of a term is its own, with its gate, upkeep and connections: another leader is a restarted engine.
 """
@@ -15,25 +16,28 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
 import trio
 
 from engine.coordinator.coordinator import Coordinator
+from engine.coordinator.lake_state import pages
 from engine.coordinator.names_leader import NamesLeader
-from engine.coordinator.records import LeaderRecord, decode, encode
+from engine.coordinator.records import LeaderRecord, ReplicaRecord, decode, encode
 from engine.format.group_parts import LogKeys
 from engine.group_log.assembly import ReplicaIsBehind
 from engine.group_log.checkpoint_requests import checkpoint_group
 from engine.group_log.new_replica import CheckpointSource, holding_log
 from engine.group_log.replica import FIRST_SHARD, ReplicaPlace, leading
+from engine.group_log.reports import ReplicaRemoved
 from engine.head.leader_link import leader_at, names_led_by
 from engine.head.names_link import ConnectNames
 from engine.host.clock import BoottimeClock
 from engine.lake.embedded_names import embedded_names
 from engine.lake.folders import holds_names
+from engine.lake.lake_etcd import LakeEtcd
 from engine.lake.names_here import open_names
 from engine.lake.plan import LakePlan
 from engine.metadata.metadata_store import Metadata
@@ -64,7 +68,7 @@ _log: Final = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Term:
-    """What serves during one term: a service, and what keeps the lake whole beside it."""
+    """The service of one term, and the upkeep that keeps the lake whole beside it."""
 
     service: EngineService
     upkeep: Callable[[], Awaitable[None]]
@@ -76,26 +80,39 @@ class NamesReplica:
     def __init__(
         self,
         plan: LakePlan,
-        coordinator: Coordinator,
+        etcd: LakeEtcd,
         leader: NamesLeader,
         offload: Offload,
         open_term: Callable[[LocalNames, Group], Term],
     ) -> None:
         """`open_term` makes what serves on names that lead, with the handlers of other replicas' requests."""
         self._plan = plan
-        self._coordinator = coordinator
+        self._etcd = etcd
+        self._coordinator = etcd.coordinator
         self._offload = offload
         self._open_term = open_term
         self._led_elsewhere = leader_at(plan.machine.machine, token=plan.token)
         self._here: ConnectNames | None = None
         self._replica: ReplicaId | None = None
+        self._metadata: Metadata | None = None
+        """The open replica's."""
         self._servers: list[Server] = []
         self._leads = False
         self._scope = trio.CancelScope()
         self._stopping = trio.Event()
         self._ended = trio.Event()
-        self.connect: Final = names_led_by(leader, self._connect_to)
+        self.connect: Final = names_led_by(leader, self._connect_to, lambda: etcd.failure)
         """Connects to the names that lead, wherever they are."""
+
+    @property
+    def leads(self) -> bool:
+        """True while this replica serves the names."""
+        return self._leads
+
+    @property
+    def kept_sequence(self) -> int:
+        """The last group in the journal of this machine's replica; 0 while it is not open."""
+        return 0 if self._metadata is None else self._metadata.kept_sequence
 
     async def run(self) -> None:
         """Be a replica, or wait until one is wanted here, until stopped or cancelled."""
@@ -115,6 +132,10 @@ class NamesReplica:
                     begin_anew = await self._begin_anew(stack) if is_behind else None
                     is_behind = False
                     await self._live(begin_anew)
+            except ReplicaRemoved as error:
+                _log.error("this machine has no part in the names", reason=error.message)
+                await self._stopping.wait()
+                return
             except ReplicaIsBehind as error:
                 _log.warning("this replica of the names begins anew", reason=error.message)
                 is_behind = True
@@ -169,10 +190,13 @@ class NamesReplica:
 
     @asynccontextmanager
     async def _leading(self, metadata: Metadata, superblock: Superblock) -> AsyncIterator[None]:
-        place = replica_place(self._plan, self._coordinator, superblock)
-        self._replica = place.replica
-        async with leading(metadata, place):
-            yield
+        place = replace(replica_place(self._plan, self._coordinator, superblock), make_room=self._etcd.make_room)
+        self._replica, self._metadata = place.replica, metadata
+        try:
+            async with leading(metadata, place):
+                yield
+        finally:
+            self._metadata = None
 
     def _connect_to(self, record: LeaderRecord) -> ConnectNames:
         if record.replica == self._replica and self._here is not None:
@@ -190,8 +214,11 @@ class NamesReplica:
         """Return when this machine has names, or the lake wants more replicas."""
         while not await self._offload.run(self._has_names):
             begin, end = _KEYS.replicas
-            page = await self._coordinator.range(begin, end, limit=REPLICAS_WANTED)
-            if len(page.entries) < REPLICAS_WANTED:
+            others = 0
+            async for page in pages(self._coordinator, begin, end):
+                records = [decode(ReplicaRecord, entry.value) for entry in page.entries]
+                others += sum(not each.is_removed and each.machine != self._plan.machine.machine for each in records)
+            if others < REPLICAS_WANTED:
                 return
             await trio.sleep(_LOOK_S)
 

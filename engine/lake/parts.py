@@ -243,7 +243,7 @@ async def _open_with_replica(plan: LakePlan, place: EtcdPlace, fabric: EngineFab
         content = await _open_content(stack, plan, coordinator, offload)
         leader = await stack.enter_async_context(open_names_leader(coordinator))
         open_term = partial(_open_term, plan, etcd, content, offload)
-        replica = NamesReplica(plan, coordinator, leader, offload, open_term)
+        replica = NamesReplica(plan, etcd, leader, offload, open_term)
         identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
         memory = await stack.enter_async_context(_head_memory(plan.tier, identity, offload, fabric))
         about = partial(about_machine, plan, processes)

@@ -26,6 +26,7 @@ from engine.coordinator.records import MemberRecord, MemberState, OpeningRecord,
 from engine.lake_gc.lake_gc import LakeGc
 from engine.lake_upkeep.lake_scrub import LakeScrub
 from engine.lake_upkeep.member_answers import Answers, ask_each
+from engine.lake_upkeep.names_replicas import NamesReplicas
 from engine.members.ports import Members
 from engine.walker.walker_pass import WalkerPass
 from lakefs.cluster.losses import losses_outlived
@@ -57,6 +58,7 @@ class LakeStatus:
         name: str = "",
         names_state: Callable[[], dict[str, Any]] = dict,
         etcd_state: Callable[[], dict[str, Any]] | None = None,
+        replicas: NamesReplicas | None = None,
     ) -> None:
         self._members = members
         self._state = state
@@ -67,6 +69,7 @@ class LakeStatus:
         self._name = name
         self._names_state = names_state
         self._etcd_state = etcd_state
+        self._replicas = replicas
         self._asking = trio.Lock()
         self._asked_at = float("-inf")
         self._statuses: _Statuses = {}
@@ -84,6 +87,7 @@ class LakeStatus:
             lake = await self._state.lake()
             openings = await self._state.openings()
             dirty = self._walks.many_dirty or len(await self._state.dirty())
+            replicas = {} if self._replicas is None else await self._replicas.read()
         except LakeError as error:
             reason = f"the coordinator cannot be asked: {error.message}"
             return {"lake": {"name": self._name, "reason": reason, **self._etcd()}}
@@ -104,7 +108,7 @@ class LakeStatus:
             "outlives": self._outlives(records),
             "walker": self._walker(dirty, records),
             "gc": {"running": self._gc.running, "last_ended_ns": self._gc.last_ended_ns, "last": self._last_gc()},
-            "names": self._names_state(),
+            "names": {**self._names_state(), **replicas},
             **self._etcd(),
         }
         return {

@@ -30,6 +30,7 @@ from engine.lake_gc.lake_gc import LakeGc
 from engine.lake_upkeep.lake_fsck import LakeFsck
 from engine.lake_upkeep.lake_scrub import LakeScrub
 from engine.lake_upkeep.lake_status import LakeStatus
+from engine.lake_upkeep.names_replicas import NamesReplicas
 from engine.lake_upkeep.upkeep_requests import LakeUpkeepRequests
 from engine.members.ports import Members, Stripes
 from engine.members.read_memory import Take, take_anew
@@ -101,9 +102,9 @@ class LakeUpkeep:
     ) -> None:
         """`gate` and `joined` are those of the names' service.  `take`: memory for shards that the walker reads.
 
-        `names_state`: where names lie, for status (`LocalNames.state`).  `etcd_state`: the state of the lake's etcd;
-        None: it has none.  `on_change`: calls a function after each change of the lake's records
-        (`LakeView.on_change`); without, they are looked at every `look_interval_s`.
+        `names_state`: where names lie, for status (`LocalNames.state`).  `etcd_state`: the state of the lake's etcd,
+        with which names have replicas; None: it has none.  `on_change`: calls a function after each change of the
+        lake's records (`LakeView.on_change`); without, they are looked at every `look_interval_s`.
         """
         settings = settings or UpkeepSettings()
         table = members.tables[0]
@@ -136,14 +137,15 @@ class LakeUpkeep:
         )
         self.scrub: Final = LakeScrub(members, self.state)
         self.fsck: Final = LakeFsck(members, self.state, stripes, names, code, self.walker)
-        self._status = LakeStatus(
-            members, self.state, self.walks, self.gc, self.scrub, clock, settings.name, names_state, etcd_state
-        )
+        self.replicas: Final = None if etcd_state is None else NamesReplicas(coordinator, names.metadata)
+        places = names_state, etcd_state, self.replicas
+        self._status = LakeStatus(members, self.state, self.walks, self.gc, self.scrub, clock, settings.name, *places)
 
     @property
     def requests(self) -> Group:
         """Handlers of the requests for upkeep: `NamesService(..., upkeep=...)`."""
-        return Group([LakeUpkeepRequests(self.state, self._members, self.gc, self.fsck, self.scrub, self.membership)])
+        parts = self.state, self._members, self.gc, self.fsck, self.scrub, self.membership, self.replicas
+        return Group([LakeUpkeepRequests(*parts)])
 
     async def status(self) -> dict[str, Any]:
         """Return the lake's part of the names' status, JSON-able: `NamesService(..., more_status=...)`."""
@@ -154,6 +156,8 @@ class LakeUpkeep:
         with plain_errors():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.gc.run_periodically, self._settings.gc_interval_s)
+                if self.replicas is not None:
+                    nursery.start_soon(self.replicas.run)
                 nursery.start_soon(partial(self.walks.run, self._coordinator, beside=self._keep_members))
 
     async def _keep_members(self) -> None:

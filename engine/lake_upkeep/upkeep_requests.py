@@ -11,6 +11,7 @@ from engine.lake_upkeep.lake_fsck import LakeFsck
 from engine.lake_upkeep.lake_scrub import LakeScrub
 from engine.lake_upkeep.lake_status import gc_report
 from engine.lake_upkeep.member_answers import present_members, reports_of
+from engine.lake_upkeep.names_replicas import NamesReplicas
 from engine.members.ports import Members
 from engine.requests.handlers import handles
 from engine.requests.upkeep import check_scrub
@@ -28,7 +29,14 @@ class LakeUpkeepRequests:
     """Handlers of requests for the upkeep of a lake."""
 
     def __init__(
-        self, state: LakeState, members: Members, gc: LakeGc, fsck: LakeFsck, scrub: LakeScrub, membership: Membership
+        self,
+        state: LakeState,
+        members: Members,
+        gc: LakeGc,
+        fsck: LakeFsck,
+        scrub: LakeScrub,
+        membership: Membership,
+        replicas: NamesReplicas | None = None,
     ) -> None:
         self._state = state
         self._members = members
@@ -36,6 +44,7 @@ class LakeUpkeepRequests:
         self._fsck = fsck
         self._scrub = scrub
         self._membership = membership
+        self._replicas = replicas
 
     @handles(m.RunGc)
     async def _run_gc(self, request: m.RunGc) -> Reply:
@@ -66,9 +75,16 @@ class LakeUpkeepRequests:
             await self._membership.drain(member)
         elif request.change == m.MEMBER_REMOVE:
             await self._membership.remove(member, accept_loss=request.accept_loss)
+        elif request.change == m.NAMES_REMOVE:
+            await self._remove_replica(request.member)
         else:
             raise InvalidArgument(f"there is no change {request.change} of members")
         return Reply(m.Done())
+
+    async def _remove_replica(self, replica: bytes) -> None:
+        if self._replicas is None:
+            raise InvalidArgument("the names of a lake without etcd have no replicas")
+        await self._replicas.remove(replica)
 
 
 def _reply(report: dict[str, Any]) -> Reply:

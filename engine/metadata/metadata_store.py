@@ -83,8 +83,8 @@ class Metadata:
         self._journal: Journal = recovered.journal
         self.journal_log: Final = JournalLog(self._journal, journal_offload, recovered.end)
         self._committer = Committer(self._tables, self.journal_log, recovered.end, sizes)
-        self.check_leader: Callable[[], None] | None = None
-        """Raises CoordinatorLost if this replica may not read or decide now; None where there are no replicas."""
+        self.check_leader: Callable[[], None] | None = None  # for each step that reads; see `lead`
+        self._check_decision: Callable[[], None] | None = None
         self._applier = Applier(self._tables, self._committer, offload, release_reserve, self._after_apply)
         self._committer.after_group = self._after_group
         self.outlive_index: Final = self._applier.outlive_index
@@ -137,8 +137,8 @@ class Metadata:
         they are refused before the room that removals need is used up.
         Errors: RequestTooLarge, StoreFull, StoreReadOnly, CoordinatorLost.  The change need not be durable on return.
         """
-        if self.check_leader is not None:
-            self.check_leader()
+        if self._check_decision is not None:
+            self._check_decision()
         if grows and self._committer.failed is None:
             self._refuse_without_room()
         return await self._committer.commit_when_room(decide, durable=durable)
@@ -235,14 +235,14 @@ class Metadata:
         """
         await self._committer.take(sequence, body, record_count)
 
-    async def lead(self, log: GroupLog, check: Callable[[], None]) -> None:
+    async def lead(self, log: GroupLog, check: Callable[[], None], check_decision: Callable[[], None]) -> None:
         """Append to this log from now on; all that was taken is in the journal on return, and commits may begin.
 
-        `check` is called in each step that reads or decides; it raises CoordinatorLost when it may not.  StoreReadOnly.
+        `check` is called in each step that reads, `check_decision` in each that decides.  StoreReadOnly; their errors.
         """
         await self.sync()
         self._tables.restore_counters()
-        self._committer.log, self.check_leader = log, check
+        self._committer.log, self.check_leader, self._check_decision = log, check, check_decision
 
     def stop_leading(self, error: CoordinatorLost) -> None:
         """Refuse everything from now on: another replica leads, or may lead.  The store is to be opened anew."""

@@ -31,24 +31,47 @@ from lakefs.host.descriptors import duplicates
 from lakefs.ids import Buffer
 from lakefs.limits import ENGINE_SILENCE_S
 from lakefs.wire.connection import reply_memory
-from lakefs.wire.engine_port import BeginsLater, Body, EngineService, Reply
+from lakefs.wire.engine_port import BeginsLater, Body, EngineService, Reply, ServedClient
 from lakefs.wire.messages import PutObjects, Request, StoreChunks, Watch, WatchEvent
 from lakefs.wire.offers import EVERYTHING, Offers
 
 _ENDED = "the engine in this process has ended; open the store again"
 
 
-class EmbeddedEngine:
-    """One client of a service in this process."""
+class _Connection:
+    """A connection to a service in this process."""
 
-    epoch = 0
+    def __init__(self, service: EngineService, *, descriptors: bool) -> None:
+        self.is_ended = False
+        """The service has ended it, as a head does when it has lost the names."""
+        self.calls = 0
+        """Requests under way."""
+        self.client = service.connected(
+            "embedded", descriptors=descriptors, trusted=True, uid=os.geteuid(), end=self.end
+        )
+
+    def end(self) -> None:
+        """Note that the service has ended it."""
+        self.is_ended = True
+
+
+class EmbeddedEngine:
+    """One client of a service in this process.
+
+    A connection that the service ends is followed by another one, with the next request, as over a socket; it is
+    disconnected when its last request has been answered.
+    """
 
     def __init__(self, service: EngineService, *, descriptors: bool = True, features: int = EVERYTHING) -> None:
         """`features`: bits of what the service shares by memory, as its reply to Hello names them."""
         self.carries_descriptors = descriptors
         self.offers = Offers(features, by_memory=descriptors)
+        self.epoch = 0
+        """See `EngineClient.epoch`."""
         self._service = service
-        self._client = service.connected("embedded", descriptors=descriptors, trusted=True, uid=os.geteuid())
+        self._connection = _Connection(service, descriptors=descriptors)
+        self._left: list[_Connection] = []
+        """Connections that were ended, with requests under way."""
 
     def is_connected(self) -> bool:
         """See `EngineClient.is_connected`: always True, as the engine is in this process."""
@@ -65,9 +88,29 @@ class EmbeddedEngine:
         """Return the engine's reply; see `EngineClient`.  Descriptors are duplicated both ways, as by a socket."""
         if descriptors and not self.carries_descriptors:
             raise InvalidArgument("descriptors cannot be sent to this engine")
+        if self._connection.is_ended:
+            await self._connect_anew()
+        connection = self._connection
+        connection.calls += 1
+        try:
+            return await self._call(connection.client, request, body, descriptors, into)
+        except EngineUnreachable:  # a head that cannot reach the names, which keeps the connection's state there
+            connection.end()
+            raise
+        finally:
+            connection.calls -= 1
+
+    async def _call(
+        self,
+        client: ServedClient,
+        request: Request,
+        body: Sequence[Buffer],
+        descriptors: Sequence[int],
+        into: Sequence[memoryview],
+    ) -> Reply:
         if body or isinstance(request, (StoreChunks, PutObjects)):
             pooled = body if isinstance(body, PooledPayload) else None
-            memory = await self._service.receive(self._client, request, sum(len(part) for part in body), pooled)
+            memory = await self._service.receive(client, request, sum(len(part) for part in body), pooled)
         else:
             memory = Body()
         try:
@@ -77,7 +120,7 @@ class EmbeddedEngine:
         except BaseException:
             memory.release()
             raise
-        reply = await self._service.serve(self._client, request, memory, sent)
+        reply = await self._service.serve(client, request, memory, sent)
         if isinstance(reply.message, PackedLocated):
             reply.message = reply.message.unpacked()
         if reply.then is not None:
@@ -95,7 +138,9 @@ class EmbeddedEngine:
     async def watch(self, bucket: str, *, others_only: bool = False) -> AsyncIterator[AsyncIterator[WatchEvent]]:
         """Yield the events of a bucket from now on; see `EngineClient`."""
         await trio.lowlevel.checkpoint()
-        events = self._service.watch(self._client, Watch(bucket, others_only))
+        if self._connection.is_ended:
+            await self._connect_anew()
+        events = self._service.watch(self._connection.client, Watch(bucket, others_only))
         try:
             if isinstance(events, BeginsLater):
                 await events.begin()
@@ -109,7 +154,20 @@ class EmbeddedEngine:
 
     async def aclose(self) -> None:
         """Disconnect the client: its leases end; its sessions end or linger."""
-        await self._service.disconnected(self._client)
+        for connection in [*self._left, self._connection]:
+            await self._service.disconnected(connection.client)
+        self._left.clear()
+
+    async def _connect_anew(self) -> None:
+        """Follow a connection that was ended by another one; disconnect those that have no requests any more."""
+        self._left.append(self._connection)
+        self._connection = _Connection(self._service, descriptors=self.carries_descriptors)
+        self.epoch += 1
+        done = [connection for connection in self._left if not connection.calls]
+        self._left = [connection for connection in self._left if connection.calls]
+        with trio.CancelScope(shield=True):
+            for connection in done:
+                await self._service.disconnected(connection.client)
 
 
 class EmbeddedBlockingEngine:

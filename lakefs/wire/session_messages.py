@@ -303,15 +303,16 @@ class RunScrub(Request, frozen=True):
 
 MEMBER_DRAIN: Final = 1
 MEMBER_REMOVE: Final = 2
+NAMES_REMOVE: Final = 3
 
 
 class ChangeMember(Request, frozen=True):
     """Change a member of a lake; safe to repeat.  `change`: MEMBER_DRAIN, its places go to others and its shards move;
-    MEMBER_REMOVE, it is of the lake no more.
+    MEMBER_REMOVE, it is of the lake no more; NAMES_REMOVE, `member` is a replica of the names, whose machine is gone.
 
     PreconditionFailed for one that is out or removed and cannot be drained, and for one that has places or shards, or
-    cannot be asked, and is to be removed; `accept_loss`: it is lost, and what it had is made from others.
-    InvalidArgument for a member that the lake does not have.
+    cannot be asked, and is to be removed; `accept_loss`: it is lost, and what it had is made from others.  For the
+    replica that leads, too.  InvalidArgument for a member or a replica that the lake does not have.
     """
 
     OP = 64

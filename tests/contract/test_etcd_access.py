@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from engine.coordinator.coordinator import Delete, HasValue, IsAbsent, Put
+from engine.coordinator.coordinator import Delete, HasValue, IsAbsent, Operation, Put
 from engine.etcd import etcd_link
 from engine.etcd.etcd_coordinator import open_etcd_coordinator
 from engine.etcd.etcd_link import EtcdAccess, EtcdLink
@@ -192,6 +192,10 @@ def test_an_etcd_at_its_quota_refuses_what_grows_and_does_what_removes(tmp_path:
                             await coordinator.transact(compares, [Put(b"b", b"")], is_repeatable=again)
                 assert (await coordinator.transact([HasValue(b"a0", bytes(MIB))], [Delete(b"a0")])).succeeded
                 await coordinator.revoke(lease)
+                note: list[Operation] = [Put(b"note", b"a1"), Delete(b"a1")]
+                assert (await coordinator.transact([], note)).succeeded, "little is noted beside a removal"
+                with pytest.raises(StoreFull):
+                    await coordinator.transact([], [Put(b"note", bytes(2000)), Delete(b"a2")])
                 for number in range(100):
                     await coordinator.transact([], [Delete(b"a%d" % number)], is_repeatable=True)
                 await coordinator.compact((await coordinator.get(b"a0")).revision)
@@ -201,6 +205,7 @@ def test_an_etcd_at_its_quota_refuses_what_grows_and_does_what_removes(tmp_path:
                     await coordinator.make_room()
                 for number in range(3):
                     await put(coordinator, b"a%d" % number, bytes(MIB // 2))
+                await coordinator.make_room()
 
         trio.run(scenario)
 

@@ -302,8 +302,10 @@ def test_members_are_changed_by_a_head_s_clients() -> None:
         for odd in (b"", b"x" * 16, b"x" * 17):
             with pytest.raises(InvalidArgument, match="no such member"):
                 await change(odd, m.MEMBER_REMOVE)
-        with pytest.raises(InvalidArgument, match="no change 3"):
-            await change(first, 3)
+        with pytest.raises(InvalidArgument, match="no change 9"):
+            await change(first, 9)
+        with pytest.raises(InvalidArgument, match="without etcd have no replicas"):
+            await change(first, m.NAMES_REMOVE)
 
     kept(body)
 

@@ -89,7 +89,8 @@ def test_a_connection_ends_when_another_replica_leads_or_none_or_it_is_lost() ->
 
 def test_a_client_waits_for_a_leader_and_until_it_listens_but_not_for_ever() -> None:
     async def scenario(coordinator: MemoryCoordinator, leader: NamesLeader, names: FakeNames) -> None:
-        connect = names_led_by(leader, names.connect_to)
+        failures: list[str] = []
+        connect = names_led_by(leader, names.connect_to, lambda: "".join(failures))
 
         async def ends_unreachable(reason: str) -> None:
             began = trio.current_time()
@@ -105,7 +106,10 @@ def test_a_client_waits_for_a_leader_and_until_it_listens_but_not_for_ever() -> 
             names.away.clear()
 
         assert leader.current() is None
-        await ends_unreachable("no replica of the names leads")
+        await ends_unreachable("no replica of the names leads$")
+        failures.append("etcd is away")
+        await ends_unreachable("no replica of the names leads; and who leads is not known: etcd is away")
+        failures.clear()
         names.away = {TWO.replica}
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lead_later)

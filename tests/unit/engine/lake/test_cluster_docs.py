@@ -16,7 +16,7 @@ import pytest
 from grpc import StatusCode
 
 from cli.operate.cluster import cluster
-from cli.operate.lake_lines import lake_lines, outlives
+from cli.operate.lake_lines import lake_lines, outlives, replica_lines
 from cli.operate.replacing import check_room, smaller_by
 from cli.serve.serve import serve
 from engine.coordinator.moving import refuse_unless_in_charge
@@ -25,6 +25,7 @@ from engine.coordinator.records import Charge, ChargeRecord
 from engine.etcd.etcd_link import EtcdAccess, EtcdLink
 from engine.etcd.etcd_messages import RangeResponse
 from engine.etcd.etcd_status import Status, error_of
+from engine.group_log.reports import REMOVED
 from engine.head import names_link
 from engine.host.clock import SystemClock
 from engine.host.local_disk import LocalDisk
@@ -37,6 +38,7 @@ from engine.lake.lake_members import ADD_IT, HOLDS_NOTHING
 from engine.lake.machine import made, new_machine, write_machine
 from engine.lake.names_here import TABLE
 from engine.lake.plan import refuse_other_protection
+from engine.lake_upkeep import names_replicas
 from engine.superblock.superblock import NO_CLUSTER, open_store, read_superblock, refuse_other_role
 from engine.walker import membership
 from engine.walker.member_openings import CAME_BACK_OLD
@@ -205,6 +207,26 @@ def test_the_line_of_an_etcd_is_quoted() -> None:
     etcd = {"endpoints": urls, "name": "prod", "cluster": "1f", "reachable": False, "reason": "etcd at ..."}
     assert is_quoted(lake_lines({**_lake(), "etcd": etcd})[-1])
     assert is_quoted(lake_lines({"reason": "", "etcd": etcd})[-1]), "also when the coordinator cannot be asked"
+
+
+def test_lines_of_the_replicas_of_names_are_quoted() -> None:
+    said_ns = 1_796_029_964 * 10**9
+    replicas = [
+        {"id": "5f1c7a...", "machine": "m4", "state": "leads", "groups_behind": 0, "said_ns": said_ns},
+        {"id": "81d0e2...", "machine": "m5", "state": "follows", "groups_behind": 0, "said_ns": said_ns},
+        {"id": "c3390b...", "machine": "m6", "state": "silent", "groups_behind": 5213, "said_ns": said_ns},
+    ]
+    names = {"replicas": replicas, "tail": {"groups": 5213, "bytes": 1_363_149}, "outlives_machines": 1}
+    members = [{"machine": f"m{number}", "addresses": [f"tcp://10.0.0.{number}:9101"]} for number in (4, 5, 6)]
+    for line in replica_lines({"members": members, "names": names}):
+        assert is_quoted(line)
+    walker = {"dirty_partitions": 0}
+    said = outlives({"outlives": {"devices": 2, "machines": 1}, "names": names, "walker": walker})
+    assert said == "outlives 2 more devices, 1 machine; names: 1 of 3 machines"
+    assert is_quoted(f"`{said.partition('; ')[2]}`")
+    assert is_quoted(REMOVED)
+    assert "`stop lake serve on its machine first`" in QUOTED
+    assert "stop lake serve on its machine first" in " ".join(_constants(Path(names_replicas.__file__)))
 
 
 def _constants(path: Path) -> Iterator[str]:

@@ -1,0 +1,199 @@
+"""Measures for how long names are away when their leader, or etcd's, is lost.
+
+    python -m bench.names_failover [--rounds N]
+
+Three machines of one lake (processes with a loopback address each) and an etcd of three nodes, all on this machine and
+its disk.  A client at a machine that is not touched puts one small object after the other; each fault is counted from
+its signal to the next put that was acknowledged, and is healed before the next one.  Every acknowledged object is read
+back at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+import lakefs
+from bench.harness.etcd import EtcdCluster, running_etcd
+from bench.harness.machines import LakeMachine
+
+WAIT_S: Final = 120.0
+GOALS: Final = {
+    "the leader's process is killed, and started again (from its start)": "1 s",
+    "the leader's machine is lost": "10 s",
+    "etcd's leader is killed": "3 s",
+    "etcd's leader is stopped": "3 s",
+}
+
+
+class Bed:
+    """The lake and its etcd."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self.etcd: EtcdCluster = stack.enter_context(running_etcd(folder / "etcd", 3))
+        hosts = [f"127.{os.getpid() >> 8 & 0xFF}.{os.getpid() & 0xFF}.{number}" for number in (11, 12, 13)]
+        counts = (2, 1, 1)
+        self.machines = [
+            LakeMachine(folder / f"m{number}", host, count)
+            for number, (host, count) in enumerate(zip(hosts, counts, strict=True))
+        ]
+        first, *others = self.machines
+        first.init("failover", "--protect", "1+1", "--accept-loss", "--etcd", ",".join(self.etcd.urls))
+        stack.enter_context(first)
+        for machine in others:
+            machine.join(first)
+            stack.enter_context(machine)
+        self.acknowledged: dict[str, bytes] = {}
+        with first.connect():
+            pass
+        self.settle()
+
+    def leader(self) -> LakeMachine:
+        """Return the machine whose replica leads."""
+        while True:
+            for asked in self.machines:
+                status = asked.status()
+                leads = [each["machine"] for each in status.get("names", {}).get("replicas", []) if _leads(each)]
+                hosts = {
+                    host_of(address)
+                    for each in status.get("members", [])
+                    if each["machine"] in leads
+                    for address in each["addresses"]
+                }
+                found = [machine for machine in self.machines if machine.host in hosts]
+                if found:
+                    return found[0]
+
+    def settle(self) -> None:
+        """Wait until all is whole."""
+        end = time.monotonic() + WAIT_S
+        while not self._is_whole():
+            if time.monotonic() > end:
+                raise RuntimeError("the lake is not whole again: " + self.machines[0].lake("cluster", "status"))
+            time.sleep(0.5)
+
+    def _is_whole(self) -> bool:
+        try:
+            found = self.machines[0].status()
+        except RuntimeError:
+            return False
+        replicas = found.get("names", {}).get("replicas", [])
+        up = [each for each in found.get("members", []) if each["up"] and each["places"]]
+        follows = [each for each in replicas if each["state"] in ("leads", "follows") and not each["groups_behind"]]
+        return len(up) == 4 and len(follows) == 3 and not found["walker"]["dirty_partitions"]
+
+    def put_until_acknowledged(self, machine: LakeMachine) -> None:
+        """Put objects through a machine until one is acknowledged."""
+        while True:
+            name = f"bench/{len(self.acknowledged)}"
+            content = name.encode()
+            try:
+                with lakefs.connect(machine.address) as lake:
+                    lake.put(name, content)
+            except lakefs.LakeError:
+                continue
+            self.acknowledged[name] = content
+            return
+
+    def check(self) -> None:
+        """Read everything back at every machine."""
+        for machine in self.machines:
+            with lakefs.connect(machine.address) as lake:
+                for name, content in self.acknowledged.items():
+                    if bytes(lake.get(name)) != content:
+                        raise RuntimeError(f"other bytes of {name}")
+
+
+def host_of(address: str) -> str:
+    """Return the host in an address of a member."""
+    return address.removeprefix("tcp://").rpartition(":")[0]
+
+
+def _leads(replica: dict[str, object]) -> bool:
+    return replica["state"] == "leads"
+
+
+Fault = Callable[[Bed, LakeMachine], float]
+
+
+@contextmanager
+def _counted(seconds: list[float]) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    seconds.append(time.monotonic() - began)
+
+
+def _process(bed: Bed, leader: LakeMachine) -> float:
+    leader.kill()
+    seconds: list[float] = []
+    leader.start()
+    with _counted(seconds):
+        bed.put_until_acknowledged(_other(bed, leader))
+    return seconds[0]
+
+
+def _machine(bed: Bed, leader: LakeMachine) -> float:
+    seconds: list[float] = []
+    pids = [pid for device in leader.devices for pid in leader.pids_of(device)]
+    with _counted(seconds):
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        leader.kill()
+        bed.put_until_acknowledged(_other(bed, leader))
+    leader.start()
+    return seconds[0]
+
+
+def _etcd_killed(bed: Bed, leader: LakeMachine) -> float:
+    seconds: list[float] = []
+    node = bed.etcd.leader()
+    with _counted(seconds):
+        node.kill()
+        bed.put_until_acknowledged(_other(bed, leader))
+    node.start(bed.etcd.names)
+    return seconds[0]
+
+
+def _etcd_stopped(bed: Bed, leader: LakeMachine) -> float:
+    seconds: list[float] = []
+    node = bed.etcd.leader()
+    with _counted(seconds):
+        node.signal(signal.SIGSTOP)
+        bed.put_until_acknowledged(_other(bed, leader))
+    node.signal(signal.SIGCONT)
+    return seconds[0]
+
+
+def _other(bed: Bed, leader: LakeMachine) -> LakeMachine:
+    return next(machine for machine in bed.machines if machine is not leader)
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description="How long names are away when their leader, or etcd's, is lost.")
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args().rounds
+    faults: tuple[Fault, ...] = (_process, _machine, _etcd_killed, _etcd_stopped)
+    with tempfile.TemporaryDirectory(prefix="failover-") as folder, ExitStack() as stack:
+        bed = Bed(stack, Path(folder))
+        print(f"{'fault':<68} {'goal':>5} {'median':>8} {'worst':>8}")
+        for (what, goal), fault in zip(GOALS.items(), faults, strict=True):
+            seconds = []
+            for _ in range(rounds):
+                seconds.append(fault(bed, bed.leader()))
+                bed.settle()
+            print(f"{what:<68} {goal:>5} {statistics.median(seconds):>6.2f} s {max(seconds):>6.2f} s", flush=True)
+        bed.check()
+        print(f"{len(bed.acknowledged)} acknowledged objects were read back at each machine")
+
+
+if __name__ == "__main__":
+    main()

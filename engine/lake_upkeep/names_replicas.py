@@ -1,0 +1,155 @@
+"""The replicas of the names, for the status and for operators: who leads, who follows how far behind, who is silent.
+
+Rules kept here:
+- Silence is counted by the one that leads, in its own signs of life: a replica whose record stays as it is while the
+  leader's changes in SILENT_LOOKS looks is silent.  So an etcd that was away, or a clock that is wrong, makes nobody
+  silent.
+- What a replica has said of the time is its own clock's, and only shown.
+- The replica that leads is not removed, and its record is compared in that very transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import msgspec
+import structlog
+import trio
+
+from engine.coordinator.coordinator import Compare, Coordinator, Entry, HasRevision, IsAbsent, Put
+from engine.coordinator.lake_state import pages
+from engine.coordinator.records import LEADER_KEY, LeaderRecord, LogRecord, ReplicaRecord, decode, encode
+from engine.format.group_parts import LogKeys
+from engine.group_log.log_bounds import KEPT_BY, REPLICA_SIGN_S
+from engine.group_log.replica import FIRST_SHARD
+from lakefs.errors import InvalidArgument, LakeError, PreconditionFailed
+from lakefs.ids import ReplicaId, Revision, Sequence
+
+LOOK_EVERY_S: Final = 1.5 * REPLICA_SIGN_S
+"""A replica that is there has said something between two looks."""
+SILENT_LOOKS: Final = 2
+_KEYS: Final = LogKeys(FIRST_SHARD)
+_log: Final = structlog.get_logger(__name__)
+
+
+@dataclass
+class _Seen:
+    """A record as it was seen last, and the looks since in which the leader's was another each time."""
+
+    revision: Revision
+    looks: int = 0
+
+
+class Committed(Protocol):
+    """The part of `Metadata` that is used here."""
+
+    @property
+    def durable_sequence(self) -> Sequence:
+        """The last durable group."""
+        ...
+
+
+class NamesReplicas:
+    """The replicas of one lake's names, as the process that leads sees them.  Used on the loop."""
+
+    def __init__(self, coordinator: Coordinator, metadata: Committed) -> None:
+        """`metadata`: of the replica that leads."""
+        self._coordinator = coordinator
+        self._metadata = metadata
+        self._seen: dict[bytes, _Seen] = {}
+
+    async def run(self) -> None:
+        """Look at the records now and then, until cancelled."""
+        while True:
+            try:
+                await self._look()
+            except LakeError as error:
+                _log.warning("the replicas of the names were not looked at", reason=error.message)
+            await trio.sleep(LOOK_EVERY_S)
+
+    async def read(self) -> dict[str, Any]:
+        """Return `replicas`, `tail` and `outlives_machines`, JSON-able.  Errors of `Coordinator`."""
+        entries, leader = await self._entries(), await self._leader()
+        log = (await self._coordinator.get(_KEYS.log)).entry
+        trimmed = Sequence(0) if log is None else decode(LogRecord, log.value).trimmed
+        durable = self._metadata.durable_sequence
+        replicas = [self._replica(entry, leader, durable) for entry in entries]
+        whole = [each for each in replicas if each["state"] in ("leads", "follows") and each["kept"] >= trimmed]
+        tail_bytes = next((each["tail_bytes"] for each in replicas if each["state"] == "leads"), 0)
+        return {
+            "replicas": [{name: value for name, value in each.items() if name != "tail_bytes"} for each in replicas],
+            "tail": {"groups": durable - trimmed, "bytes": tail_bytes},
+            "outlives_machines": max(0, min(len(whole), KEPT_BY) - 1),
+        }
+
+    async def remove(self, replica: bytes) -> None:
+        """Remove a replica for ever; safe to repeat.
+
+        InvalidArgument for one that the lake does not have, PreconditionFailed for the one that leads.
+        """
+        key = _KEYS.replica(replica)
+        while True:
+            entry = (await self._coordinator.get(key)).entry
+            if entry is None:
+                raise InvalidArgument("the names have no such replica", subject=replica.hex())
+            record = decode(ReplicaRecord, entry.value)
+            if record.is_removed:
+                return
+            leader = (await self._coordinator.get(LEADER_KEY)).entry
+            if leader is not None and decode(LeaderRecord, leader.value).replica == replica:
+                raise PreconditionFailed(
+                    "this replica leads the names; stop lake serve on its machine first, and another one leads",
+                    subject=replica.hex(),
+                )
+            same = IsAbsent(LEADER_KEY) if leader is None else HasRevision(LEADER_KEY, leader.revision)
+            compares: list[Compare] = [HasRevision(key, entry.revision), same]
+            gone = msgspec.structs.replace(record, is_removed=True)
+            if (await self._coordinator.transact(compares, [Put(key, encode(gone))])).succeeded:
+                return
+
+    # --- records -----------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Count a look for each record that is as it was while the leader's is another."""
+        entries, leader = await self._entries(), await self._leader()
+        own = next((entry for entry in entries if leader is not None and entry.key == _KEYS.replica(leader)), None)
+        seen = None if own is None else self._seen.get(own.key)
+        has_moved = own is not None and seen is not None and seen.revision != own.revision
+        before, self._seen = self._seen, {}
+        for entry in entries:
+            known = before.get(entry.key)
+            is_same = known is not None and known.revision == entry.revision
+            looks = known.looks + has_moved if known is not None and is_same else 0
+            self._seen[entry.key] = _Seen(entry.revision, looks)
+
+    def _replica(self, entry: Entry, leader: ReplicaId | None, durable: Sequence) -> dict[str, Any]:
+        record, replica = decode(ReplicaRecord, entry.value), _replica_of(entry.key)
+        seen = self._seen.get(entry.key)
+        state = "follows"
+        if record.is_removed:
+            state = "removed"
+        elif replica == leader:
+            state = "leads"
+        elif seen is not None and seen.revision == entry.revision and seen.looks >= SILENT_LOOKS:
+            state = "silent"
+        return {
+            "id": replica.hex(),
+            "machine": record.machine,
+            "state": state,
+            "kept": record.kept,
+            "groups_behind": max(0, durable - record.kept),
+            "said_ns": record.said_ns,
+            "tail_bytes": record.tail_bytes,
+        }
+
+    async def _entries(self) -> list[Entry]:
+        return [entry async for page in pages(self._coordinator, *_KEYS.replicas) for entry in page.entries]
+
+    async def _leader(self) -> ReplicaId | None:
+        entry = (await self._coordinator.get(LEADER_KEY)).entry
+        return None if entry is None else ReplicaId(decode(LeaderRecord, entry.value).replica)
+
+
+def _replica_of(key: bytes) -> ReplicaId:
+    return ReplicaId(bytes.fromhex(key.removeprefix(_KEYS.replicas[0]).decode()))
