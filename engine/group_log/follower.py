@@ -17,6 +17,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -42,9 +43,16 @@ class Follower:
     """The groups of one log, on their way into one store.  `tail` has what is in the log, as far as it was seen."""
 
     def __init__(
-        self, coordinator: Coordinator, keys: LogKeys, lake: bytes, replica: ReplicaId, metadata: Metadata
+        self,
+        coordinator: Coordinator,
+        keys: LogKeys,
+        lake: bytes,
+        replica: ReplicaId,
+        metadata: Metadata,
+        caught_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """`metadata` run, and nothing is committed."""
+        """`metadata` run, and nothing is committed.  `caught_up` is called when the log was read to its end."""
+        self._caught_up = caught_up
         self.tail = Tail()
         self._coordinator = coordinator
         self._keys = keys
@@ -73,6 +81,7 @@ class Follower:
                 "coordinator was put back from a backup, or is another one; see docs/cluster.md",
                 subject="names",
             )
+        self._caught_up()
         return Revision(revision + 1)
 
     async def until_free(self) -> None:
