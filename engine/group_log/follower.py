@@ -18,6 +18,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Final
 
 import structlog
@@ -70,9 +71,10 @@ class Follower:
         trimmed, revision = await self._log_record()
         self._assembly.read_anew()
         begin = min(self._keys.group(trimmed + 1), self._assembly.first_key)
-        async for page in pages(self._coordinator, begin, self._keys.groups[1]):
-            for entry in page.entries:
-                await self._put(entry.key, entry.value)
+        async with aclosing(pages(self._coordinator, begin, self._keys.groups[1])) as found:
+            async for page in found:
+                for entry in page.entries:
+                    await self._put(entry.key, entry.value)
         has = self._assembly.next_sequence - 1
         end = max([trimmed, *(group.sequence for group in self.tail)])
         if has > end:

@@ -52,15 +52,20 @@ Contents = dict[tuple[Table, bytes], bytes]
 
 
 class DriftingClock(SimClock):
-    """A clock of a machine that is a little too fast or too slow."""
+    """A clock of a machine that is a little too fast or too slow.  `stood_s`: its process was stopped so long."""
+
+    stands_with_process = False
+    """Weakened: it counts only while the process runs."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self._rate = rate
+        self.stood_s = 0.0
 
     def monotonic(self) -> float:
         """Return the seconds that this machine counts."""
-        return round(super().monotonic() * self._rate, 6)  # else ever shorter waits would end at no time
+        stood_s = self.stood_s if self.stands_with_process else 0.0
+        return round((super().monotonic() - stood_s) * self._rate, 6)  # else ever shorter waits would end at no time
 
 
 @dataclass
@@ -121,6 +126,7 @@ class ReplicaPlace:
         self.is_caught_up = False
         """It has had all groups of the log since its disk is here; set by `Faults`."""
         self._power_fails = True
+        self._stopped_at = 0.0
         self._rng = world.new_random()
 
     def _new_disk(self) -> SimDisk:
@@ -208,11 +214,14 @@ class ReplicaPlace:
     def stop(self) -> None:
         """Let the process stand still (SIGSTOP), or its machine be suspended."""
         if self.is_running and self.process is not None and self.process._nursery is not None:
+            self._stopped_at = trio.current_time()
             self.world.stopped.stop(task_of(self.process._nursery))
 
     def resume(self) -> None:
         """Let it go on."""
         if self.process is not None and self.process._nursery is not None:
+            if self.is_stopped:
+                self.clock.stood_s += trio.current_time() - self._stopped_at
             self.world.stopped.resume(task_of(self.process._nursery))
 
     @property
