@@ -33,6 +33,7 @@ class Faults:
             (6, self.stop),
             (5, self.cut_off_replica),
             (2, self.cut_off_client),
+            (6, self.divide),
             (4, self.lose_disk),
             (3, self.slow_disk),
             (2, self.restart),
@@ -126,6 +127,27 @@ class Faults:
         """Cut a client off from etcd, or from a replica."""
         hosts = HOSTS if self._rng.random() < 0.5 else [self._place().machine]
         await self._cut_off(self._rng.choice(self._clients), hosts)
+
+    async def divide(self) -> None:
+        """Part the leader from etcd, or let it stand still, while a client does not hear of another leader."""
+        place, client = self._place(), self._rng.choice(self._clients)
+        self._met_now("divided", f"{place.machine}, {client}")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._silence, client, HOSTS, 20.0)
+            if self._rng.random() < 0.5:
+                nursery.start_soon(self._silence, place.machine, HOSTS, 12.0)
+            elif place.is_running and not place.is_stopped:
+                place.stop()
+                await trio.sleep(self._rng.uniform(5.0, 9.0))
+                place.resume()
+
+    async def _silence(self, host: str, others: Sequence[str], seconds: float) -> None:
+        for way in (Way.SILENT, Way.GOOD):
+            for other in others:
+                self._world.network.set_way(host, other, way)
+                self._world.network.set_way(other, host, way)
+            if way is Way.SILENT:
+                await trio.sleep(seconds)
 
     def _others(self, host: str) -> list[str]:
         everybody = [*HOSTS, *self._clients, *(place.machine for place in self._world.places)]

@@ -115,13 +115,6 @@ class _Kept:
         """Do nothing: the journal has it."""
 
 
-def _index_before_the_journal() -> AbstractContextManager[Any]:
-    async def wait_kept(self: LeaderLog, sequence: Sequence) -> None:
-        return
-
-    return _instead(LeaderLog, "wait_kept", wait_kept)
-
-
 # --- leases ------------------------------------------------------------------------------------------
 
 
@@ -219,7 +212,6 @@ WEAKENED: Final = (
     Weakening("reads without the lease", _reads_without_the_lease),
     Weakening("answers before the log has the group", _answered_before_the_log_has_it),
     Weakening("the journal has a group before the log", _journal_before_the_log),
-    Weakening("the index has a group before the journal", _index_before_the_journal),
     Weakening("the lease counts from the receipt", _lease_counts_from_the_receipt),
     Weakening("an answer that there is no lease prolongs it", _no_lease_is_a_lease),
     Weakening("the clock stands while the process does", _clock_stands_while_suspended),

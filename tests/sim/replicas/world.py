@@ -55,7 +55,7 @@ class History:
 class ReplicasWorld:
     """The run of one seed."""
 
-    def __init__(self, seed: int, operations: int = 20, events: int = 8) -> None:
+    def __init__(self, seed: int, operations: int = 15, events: int = 7) -> None:
         self.history = History(seed)
         self._operations = operations
         self._events = events
