@@ -13,7 +13,7 @@ all; only `note_dirty`, which may take several transactions, may have noted some
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -311,7 +311,7 @@ class LakeState:
                 yield entry
 
 
-async def pages(coordinator: Coordinator, begin: bytes, end: bytes) -> AsyncIterator[Page]:
+async def pages(coordinator: Coordinator, begin: bytes, end: bytes) -> AsyncGenerator[Page, None]:
     """Yield a range page by page, each at a revision of its own."""
     after = b""
     while True:

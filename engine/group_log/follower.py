@@ -17,6 +17,8 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import aclosing
 from typing import Final
 
 import structlog
@@ -42,9 +44,16 @@ class Follower:
     """The groups of one log, on their way into one store.  `tail` has what is in the log, as far as it was seen."""
 
     def __init__(
-        self, coordinator: Coordinator, keys: LogKeys, lake: bytes, replica: ReplicaId, metadata: Metadata
+        self,
+        coordinator: Coordinator,
+        keys: LogKeys,
+        lake: bytes,
+        replica: ReplicaId,
+        metadata: Metadata,
+        caught_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """`metadata` run, and nothing is committed."""
+        """`metadata` run, and nothing is committed.  `caught_up` is called when the log was read to its end."""
+        self._caught_up = caught_up
         self.tail = Tail()
         self._coordinator = coordinator
         self._keys = keys
@@ -62,9 +71,10 @@ class Follower:
         trimmed, revision = await self._log_record()
         self._assembly.read_anew()
         begin = min(self._keys.group(trimmed + 1), self._assembly.first_key)
-        async for page in pages(self._coordinator, begin, self._keys.groups[1]):
-            for entry in page.entries:
-                await self._put(entry.key, entry.value)
+        async with aclosing(pages(self._coordinator, begin, self._keys.groups[1])) as found:
+            async for page in found:
+                for entry in page.entries:
+                    await self._put(entry.key, entry.value)
         has = self._assembly.next_sequence - 1
         end = max([trimmed, *(group.sequence for group in self.tail)])
         if has > end:
@@ -73,6 +83,7 @@ class Follower:
                 "coordinator was put back from a backup, or is another one; see docs/cluster.md",
                 subject="names",
             )
+        self._caught_up()
         return Revision(revision + 1)
 
     async def until_free(self) -> None:

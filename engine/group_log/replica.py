@@ -64,14 +64,17 @@ class ReplicaPlace:
 
 
 @asynccontextmanager
-async def leading(metadata: Metadata, place: ReplicaPlace) -> AsyncIterator[None]:
+async def leading(
+    metadata: Metadata, place: ReplicaPlace, caught_up: Callable[[], None] = lambda: None
+) -> AsyncIterator[None]:
     """Follow until this replica leads; then the block runs.  The metadata run, and nothing was committed.
 
+    `caught_up` is called each time when all that was in the log has been taken.
     CoordinatorLost ends the block when the lease is over, ReplicaRemoved when an operator has removed this replica;
     errors of `Follower.catch_up` before it, and of the journal.
     """
     keys = LogKeys(place.shard)
-    follower = Follower(place.coordinator, keys, place.lake, place.replica, metadata)
+    follower = Follower(place.coordinator, keys, place.lake, place.replica, metadata, caught_up)
     with plain_errors():
         async with trio.open_nursery() as nursery:
             reports = Reports(place.coordinator, keys, place.replica)

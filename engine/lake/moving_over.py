@@ -28,8 +28,8 @@ from engine.lake.etcd_place import EtcdPlace
 from engine.lake.lake_etcd import LakeEtcd, open_lake_etcd, pause
 from engine.lake.machine import keep_machine, with_etcd
 from engine.lake.names_here import TABLE, open_names, open_table
-from engine.lake.names_replica import replica_place
 from engine.lake.plan import LakePlan
+from engine.lake.replica_host import machine_place
 from engine.metadata.metadata_store import Metadata
 from engine.superblock.superblock import Superblock
 from lakefs.errors import EngineBusy, EngineUnreachable
@@ -81,7 +81,7 @@ async def _moved_back(plan: LakePlan, etcd: LakeEtcd) -> None:
             yield
             return
         await _reached(etcd)
-        place = replica_place(plan, etcd.side.coordinator, superblock)
+        place = machine_place(plan, etcd.side.coordinator, superblock)
         async with asking_to_lead(place.coordinator, place.clock, _KEYS, place.replica), leading(metadata, place):
             yield
 

@@ -6,16 +6,16 @@
     behind      the log does not reach down to what they have: they begin anew from the leader's checkpoint
 
 Rules kept here:
-- A machine with names keeps its replica.  One without becomes a replica while others have fewer than REPLICAS_WANTED;
-  so does one whose replica's folder was lost.  A replica that an operator has removed ends, and says so in the log.
+- A machine with names keeps its replica.  One without becomes a replica while the lake has fewer than REPLICAS_WANTED.
 - Nothing that ends a term ends the process: members and heads go on, and reach whoever leads.
+- A replica that is lost with its disk is forgotten when its machine has another one.
 - The service of a term is its own, with its gate, upkeep and connections: another leader is a restarted engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,50 +25,39 @@ import trio
 from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.lake_state import pages
 from engine.coordinator.names_leader import NamesLeader
-from engine.coordinator.records import LeaderRecord, ReplicaRecord, decode, encode
+from engine.coordinator.records import LeaderRecord, ReplicaRecord, decode
 from engine.format.group_parts import LogKeys
 from engine.group_log.assembly import ReplicaIsBehind
 from engine.group_log.checkpoint_requests import checkpoint_group
 from engine.group_log.new_replica import CheckpointSource, holding_log
-from engine.group_log.replica import FIRST_SHARD, ReplicaPlace, leading
+from engine.group_log.replica import FIRST_SHARD, leading
 from engine.group_log.reports import ReplicaRemoved
-from engine.head.leader_link import leader_at, names_led_by
+from engine.head.leader_link import names_led_by
 from engine.head.names_link import ConnectNames
-from engine.host.clock import BoottimeClock
+from engine.host.tasks import plain_errors
 from engine.lake.embedded_names import embedded_names
-from engine.lake.folders import holds_names
-from engine.lake.lake_etcd import LakeEtcd
-from engine.lake.names_here import open_names
-from engine.lake.plan import LakePlan
+from engine.lake.replica_host import ReplicaHost, replica_place
 from engine.metadata.metadata_store import Metadata
 from engine.process.mirrored_names import LocalNames
-from engine.process.running import connections_limit
 from engine.requests.dispatch import Group
-from engine.server.listener import Server
 from engine.store.names_opening import BeginAnew
 from engine.superblock.superblock import Superblock
 from lakefs.errors import EngineBusy, EngineUnreachable, LakeError
 from lakefs.ids import ReplicaId
-from lakefs.limits import STRANGERS_MAX
-from lakefs.ports import Offload
-from lakefs.transport.streams import TrioNetwork
 from lakefs.wire.engine_port import EngineService
 
 REPLICAS_WANTED: Final = 3
-DRAIN_S: Final = 5.0
-"""Time that requests in flight have when the names stop."""
 _PAUSE_S: Final = 0.2
 _FAILED_PAUSE_S: Final = 5.0
 _LOOK_S: Final = 30.0
 """A machine without names looks so often whether the lake has fewer replicas than it wants."""
 _KEYS: Final = LogKeys(FIRST_SHARD)
-_UNIX: Final = "unix:"
 _log: Final = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class Term:
-    """The service of one term, and the upkeep that keeps the lake whole beside it."""
+    """The service during one term: a service, and what keeps the lake whole beside it."""
 
     service: EngineService
     upkeep: Callable[[], Awaitable[None]]
@@ -79,29 +68,35 @@ class NamesReplica:
 
     def __init__(
         self,
-        plan: LakePlan,
-        etcd: LakeEtcd,
+        host: ReplicaHost,
+        lake: bytes,
+        coordinator: Coordinator,
         leader: NamesLeader,
-        offload: Offload,
         open_term: Callable[[LocalNames, Group], Term],
+        *,
+        failure: Callable[[], str] = str,
+        make_room: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> None:
-        """`open_term` makes what serves on names that lead, with the handlers of other replicas' requests."""
-        self._plan = plan
-        self._etcd = etcd
-        self._coordinator = etcd.coordinator
-        self._offload = offload
+        """`open_term` makes what serves on names that lead, with the handlers of other replicas' requests.
+
+        `failure`: why the coordinator cannot be asked now; empty: it can.  `make_room`: see `ReplicaPlace`.
+        """
+        self._host = host
+        self._lake = lake
+        self._coordinator = coordinator
         self._open_term = open_term
-        self._led_elsewhere = leader_at(plan.machine.machine, token=plan.token)
+        self._make_room = make_room
         self._here: ConnectNames | None = None
         self._replica: ReplicaId | None = None
         self._metadata: Metadata | None = None
         """The open replica's."""
-        self._servers: list[Server] = []
         self._leads = False
+        self._caught_up = trio.Event()
+        """Set when the names here, since they were opened, have had all that was in the log."""
         self._scope = trio.CancelScope()
         self._stopping = trio.Event()
         self._ended = trio.Event()
-        self.connect: Final = names_led_by(leader, self._connect_to, lambda: etcd.failure)
+        self.connect: Final = names_led_by(leader, self._connect_to, failure)
         """Connects to the names that lead, wherever they are."""
 
     @property
@@ -128,10 +123,13 @@ class NamesReplica:
             pause_s = _PAUSE_S
             try:
                 await self._until_wanted()
-                async with AsyncExitStack() as stack:
-                    begin_anew = await self._begin_anew(stack) if is_behind else None
-                    is_behind = False
-                    await self._live(begin_anew)
+                with plain_errors():
+                    async with trio.open_nursery() as nursery:
+                        self._caught_up = trio.Event()
+                        begin_anew = await nursery.start(self._hold_log) if is_behind else None
+                        is_behind = False
+                        await self._live(begin_anew)
+                        nursery.cancel_scope.cancel()
             except ReplicaRemoved as error:
                 _log.error("this machine has no part in the names", reason=error.message)
                 await self._stopping.wait()
@@ -153,47 +151,33 @@ class NamesReplica:
             self._scope.cancel()
         await self._ended.wait()
 
-    async def _drain(self, timeout_s: float) -> None:
-        async with trio.open_nursery() as nursery:
-            for server in self._servers:
-                nursery.start_soon(server.drain, timeout_s)
-
     async def _live(self, begin_anew: BeginAnew | None) -> None:
         """Follow, and serve while this replica leads."""
-        is_new = not await self._offload.run(self._has_names)
-        async with open_names(self._plan, self._leading, begin_anew, is_new=is_new) as names:
-            checkpoints = checkpoint_group(names.store.metadata, names.disk, self._offload)
+        host = self._host
+        is_new = not await host.offload.run(host.has_names)
+        async with host.open_names(self._leading, begin_anew, is_new=is_new) as names:
+            checkpoints = checkpoint_group(names.store.metadata, names.disk, host.offload)
             term = self._open_term(names, checkpoints)
             self._leads, ended = True, trio.Event()
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(term.upkeep)
-                    for address in self._plan.names_listen:
-                        await nursery.start(self._serve, term.service, address)
-                    self._here = embedded_names(term.service, ended.wait)
-                    await self._stopping.wait()
-                    await self._drain(DRAIN_S)
+                    async with host.serving(term.service) as drain:
+                        self._here = embedded_names(term.service, ended.wait)
+                        await self._stopping.wait()
+                        await drain()
                     nursery.cancel_scope.cancel()
             finally:
                 ended.set()
                 self._here, self._leads = None, False
-                self._servers.clear()
-
-    async def _serve(
-        self, service: EngineService, address: str, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        token = None if address.startswith(_UNIX) else self._plan.token
-        connections = connections_limit(STRANGERS_MAX)
-        server = Server(service, TrioNetwork(), token=token, connections_max=connections, of_the_lake=True)
-        self._servers.append(server)
-        await server.listen_and_serve(address, task_status=task_status)
 
     @asynccontextmanager
     async def _leading(self, metadata: Metadata, superblock: Superblock) -> AsyncIterator[None]:
-        place = replace(replica_place(self._plan, self._coordinator, superblock), make_room=self._etcd.make_room)
+        record = self._host.leader_record(superblock)
+        place = replica_place(self._coordinator, self._host.clock, self._lake, record)
         self._replica, self._metadata = place.replica, metadata
         try:
-            async with leading(metadata, place):
+            async with leading(metadata, replace(place, make_room=self._make_room), self._caught_up.set):
                 yield
         finally:
             self._metadata = None
@@ -201,29 +185,32 @@ class NamesReplica:
     def _connect_to(self, record: LeaderRecord) -> ConnectNames:
         if record.replica == self._replica and self._here is not None:
             return self._here
-        return self._led_elsewhere(record)
+        return self._host.connect_to(record)
 
-    async def _begin_anew(self, stack: AsyncExitStack) -> BeginAnew:
-        """Return what replaces the names here by a copy of those that lead; nothing is trimmed until the stack ends."""
-        hold = self._replica or ReplicaId(bytes(16))
-        await stack.enter_async_context(holding_log(self._coordinator, BoottimeClock(), _KEYS, hold))
-        connection = await stack.enter_async_context(self.connect())
-        return CheckpointSource(connection.client, BoottimeClock(), self._offload).begin_anew
+    async def _hold_log(self, *, task_status: trio.TaskStatus[BeginAnew]) -> None:
+        """Start with what replaces the names here by a copy of those that lead.
+
+        Nothing is trimmed until the names here have caught up.
+        """
+        hold, clock = self._replica or ReplicaId(bytes(16)), self._host.clock
+        async with holding_log(self._coordinator, clock, _KEYS, hold), self.connect() as connection:
+            task_status.started(CheckpointSource(connection.client, clock, self._host.offload).begin_anew)
+            await self._caught_up.wait()
 
     async def _until_wanted(self) -> None:
-        """Return when this machine has names, or the lake wants more replicas."""
-        while not await self._offload.run(self._has_names):
+        """Return when this machine has names, or the lake wants more replicas.
+
+        A machine has one replica: where it has none, its former one is lost, and counts no more.
+        """
+        while not await self._host.offload.run(self._host.has_names):
             begin, end = _KEYS.replicas
             others = 0
             async for page in pages(self._coordinator, begin, end):
                 records = [decode(ReplicaRecord, entry.value) for entry in page.entries]
-                others += sum(not each.is_removed and each.machine != self._plan.machine.machine for each in records)
+                others += sum(not each.is_removed and each.machine != self._host.machine for each in records)
             if others < REPLICAS_WANTED:
                 return
             await trio.sleep(_LOOK_S)
-
-    def _has_names(self) -> bool:
-        return any(holds_names(folder) for folder in self._plan.folders)
 
 
 @asynccontextmanager
@@ -233,14 +220,3 @@ async def running_replica(replica: NamesReplica) -> AsyncIterator[None]:
         nursery.start_soon(replica.run)
         yield
         await replica.stop()
-
-
-def replica_place(plan: LakePlan, coordinator: Coordinator, superblock: Superblock) -> ReplicaPlace:
-    """Return the surroundings of the replica in a store of this machine."""
-    replica, machine = ReplicaId(superblock.store_id), plan.machine.machine
-    record = LeaderRecord(replica, machine, plan.names_listen)
-    return ReplicaPlace(coordinator, BoottimeClock(), plan.lake_id, replica, machine, encode(record), _holder)
-
-
-def _holder(value: bytes) -> ReplicaId:
-    return ReplicaId(decode(LeaderRecord, value).replica)

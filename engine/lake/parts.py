@@ -53,6 +53,7 @@ from engine.lake.moving_over import moved_over
 from engine.lake.names_here import TABLE, open_names, open_table
 from engine.lake.names_replica import NamesReplica, Term, running_replica
 from engine.lake.plan import LakePlan, TierPlan, refuse_other_protection
+from engine.lake.replica_host import MachineHost
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
 from engine.members.lent_area import LentArea
@@ -243,7 +244,15 @@ async def _open_with_replica(plan: LakePlan, place: EtcdPlace, fabric: EngineFab
         content = await _open_content(stack, plan, coordinator, offload)
         leader = await stack.enter_async_context(open_names_leader(coordinator))
         open_term = partial(_open_term, plan, etcd, content, offload)
-        replica = NamesReplica(plan, etcd, leader, offload, open_term)
+        replica = NamesReplica(
+            MachineHost(plan, offload),
+            plan.lake_id,
+            coordinator,
+            leader,
+            open_term,
+            failure=lambda: etcd.failure,
+            make_room=etcd.make_room,
+        )
         identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
         memory = await stack.enter_async_context(_head_memory(plan.tier, identity, offload, fabric))
         about = partial(about_machine, plan, processes)

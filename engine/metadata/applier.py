@@ -108,9 +108,8 @@ class Applier:
             frozen = self._tables.overlay.applying or await self._committer.freeze()
             await self._committer.wait_durable(frozen.last_sequence)
             await self._committer.log.wait_kept(frozen.last_sequence)
-            if self._committer.failed is not None:
-                return
-            assert frozen.last_sequence <= self._committer.log.kept, "the index never holds more than the journal"
+            if self._committer.failed is not None or frozen.last_sequence > self._committer.log.kept:
+                return  # a log that is lost: the committer has failed, or will in a moment
             if not await self._write(frozen):
                 return
             assert self._tables.overlay.applying is frozen, "the layer that was written is the one dropped"

@@ -69,7 +69,7 @@ class GroupLog(Protocol):
     async def wait_kept(self, sequence: Sequence) -> None:
         """Return when the journal on this disk has a durable group, synced; without a checkpoint when it has.
 
-        Returns too when it never will; the committer has failed then.
+        Returns too when it never will, as `kept` says; the committer has failed then, or will in a moment.
         """
         ...
 

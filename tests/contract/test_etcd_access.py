@@ -149,8 +149,7 @@ def test_a_wrong_user_is_refused_and_a_token_that_is_not_known_any_more_is_renew
             assert "secret" not in repr(right)
             async with open_etcd_coordinator(right, "mine") as coordinator:
                 await coordinator.connect()
-                with pytest.raises(EngineUnreachable, match="check the user"):
-                    await coordinator.make_room()
+                await coordinator.make_room()
                 first = await put(coordinator, b"a", b"1")
                 async with coordinator.watch(b"a", b"b", first) as watch:
                     assert (await next_changes(watch)).revision == first

@@ -27,7 +27,7 @@ class _Ending:
 
     def connected(self, peer: str, **arguments: Any) -> ServedClient:
         """See `EngineService.connected`."""
-        return self._service.connected(peer, **arguments, end=self._end)
+        return self._service.connected(peer, **arguments | {"end": self._end})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._service, name)

@@ -12,12 +12,14 @@ from engine.coordinator.records import LogRecord, decode
 from engine.format.group_parts import pack_parts
 from engine.format.layouts import Table
 from engine.group_log.handing_over import asking_to_lead
+from engine.metadata.group_log import ClosedGroup, PayloadBatch
 from lakefs.errors import CoordinatorLost, StoreUnusable
 from lakefs.ids import Revision, Sequence
 from lakefs.limits import MIB
 from tests.memory_coordinator import MemoryCoordinator, memory_coordinator
 from tests.replica_rig import KEYS, Replica, replicas_on
-from tests.unit.support.metadata_rig import SMALL, put, run as run_on_a_clock_that_jumps
+from tests.sim.world.disk import SimDisk
+from tests.unit.support.metadata_rig import SMALL, opened, put, run as run_on_a_clock_that_jumps
 
 NAMES = Table.NAMES
 
@@ -219,6 +221,32 @@ def test_nothing_is_trimmed_that_one_of_two_replicas_lacks() -> None:
                 await same(leader, follower)
                 assert await _trimmed(coordinator) == leader.led.durable_sequence
                 nursery.cancel_scope.cancel()
+
+    run(scenario)
+
+
+class _LostLog:
+    """A log that is lost just now: its last group is durable, is not in the journal, and the committer goes on."""
+
+    def __init__(self, kept: Sequence) -> None:
+        self.kept = kept
+
+    async def append(self, group: ClosedGroup | None, payload: PayloadBatch | None) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def wait_kept(self, sequence: Sequence) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+def test_a_log_that_is_lost_while_the_index_waits_for_the_journal_leaves_the_index_behind_it() -> None:
+    async def scenario() -> None:
+        async with opened(SimDisk(), clean=False) as metadata:
+            kept = metadata.durable_sequence
+            await metadata.lead(_LostLog(kept), lambda: None, lambda: None)
+            assert await put(metadata, (NAMES, b"a", b"1")) > kept
+            await trio.sleep(5)
+            assert metadata.applied_sequence <= kept
+            metadata.stop_leading(CoordinatorLost("another replica leads"))
 
     run(scenario)
 

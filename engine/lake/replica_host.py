@@ -1,0 +1,147 @@
+"""The surroundings of a replica of the names: a port, and a machine with folders as its implementation.
+
+`engine.lake.names_replica` has the life of a replica, whatever it stands on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final, Protocol
+
+import trio
+
+from engine.coordinator.coordinator import Coordinator
+from engine.coordinator.records import LeaderRecord, decode, encode
+from engine.group_log.replica import ReplicaPlace
+from engine.head.leader_link import leader_at
+from engine.head.names_link import ConnectNames
+from engine.host.clock import BoottimeClock
+from engine.lake.folders import holds_names
+from engine.lake.names_here import open_names
+from engine.lake.plan import LakePlan
+from engine.process.mirrored_names import LocalNames
+from engine.process.running import connections_limit
+from engine.server.listener import Server
+from engine.store.metadata_life import Leading
+from engine.store.names_opening import BeginAnew
+from engine.superblock.superblock import Superblock
+from lakefs.ids import ReplicaId
+from lakefs.limits import STRANGERS_MAX
+from lakefs.ports import Clock, Offload
+from lakefs.transport.streams import TrioNetwork
+from lakefs.wire.engine_port import EngineService
+
+DRAIN_S: Final = 5.0
+"""Time that requests in flight have when the names stop."""
+_UNIX: Final = "unix:"
+
+Drain = Callable[[], Awaitable[None]]
+"""Returns when requests in flight have ended, or had their time."""
+
+
+class ReplicaHost(Protocol):
+    """The surroundings of one replica.  `clock` measures spans, also while the machine is suspended."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def offload(self) -> Offload: ...
+
+    @property
+    def machine(self) -> str:
+        """The id of the machine; it has one replica, or none."""
+        ...
+
+    def has_names(self) -> bool:
+        """Return True if there is a store of names.  Blocks."""
+        ...
+
+    def open_names(
+        self, leading: Leading, begin_anew: BeginAnew | None, *, is_new: bool
+    ) -> AbstractAsyncContextManager[LocalNames]:
+        """Open the names; they are made with `is_new`.  See `engine.store.names_opening.open_names_store`."""
+        ...
+
+    def leader_record(self, superblock: Superblock) -> LeaderRecord:
+        """Return the record of this replica while it leads."""
+        ...
+
+    def connect_to(self, record: LeaderRecord) -> ConnectNames:
+        """Return what connects to a leader elsewhere."""
+        ...
+
+    def serving(self, service: EngineService) -> AbstractAsyncContextManager[Drain]:
+        """Serve the names to others during the block; at its end all connections end."""
+        ...
+
+
+class MachineHost:
+    """`ReplicaHost` of a machine: its folders, and addresses that are listened on."""
+
+    def __init__(self, plan: LakePlan, offload: Offload) -> None:
+        self.clock: Final = BoottimeClock()
+        self.offload: Final = offload
+        self.machine: Final = plan.machine.machine
+        self._plan = plan
+        self._led_elsewhere = leader_at(plan.machine.machine, token=plan.token)
+
+    def has_names(self) -> bool:
+        """See `ReplicaHost`."""
+        return any(holds_names(folder) for folder in self._plan.folders)
+
+    def open_names(
+        self, leading: Leading, begin_anew: BeginAnew | None, *, is_new: bool
+    ) -> AbstractAsyncContextManager[LocalNames]:
+        """See `ReplicaHost`."""
+        return open_names(self._plan, leading, begin_anew, is_new=is_new)
+
+    def leader_record(self, superblock: Superblock) -> LeaderRecord:
+        """See `ReplicaHost`."""
+        return _leader_record(self._plan, superblock)
+
+    def connect_to(self, record: LeaderRecord) -> ConnectNames:
+        """See `ReplicaHost`."""
+        return self._led_elsewhere(record)
+
+    @asynccontextmanager
+    async def serving(self, service: EngineService) -> AsyncIterator[Drain]:
+        """See `ReplicaHost`."""
+        servers: list[Server] = []
+
+        async def drain() -> None:
+            async with trio.open_nursery() as nursery:
+                for server in servers:
+                    nursery.start_soon(server.drain, DRAIN_S)
+
+        async with trio.open_nursery() as nursery:
+            for address in self._plan.names_listen:
+                servers.append(self._server(service, address))
+                await nursery.start(servers[-1].listen_and_serve, address)
+            yield drain
+            nursery.cancel_scope.cancel()
+
+    def _server(self, service: EngineService, address: str) -> Server:
+        token = None if address.startswith(_UNIX) else self._plan.token
+        connections = connections_limit(STRANGERS_MAX)
+        return Server(service, TrioNetwork(), token=token, connections_max=connections, of_the_lake=True)
+
+
+def replica_place(coordinator: Coordinator, clock: Clock, lake: bytes, record: LeaderRecord) -> ReplicaPlace:
+    """Return the surroundings of a replica's log; `record`: its own, while it leads."""
+    replica = ReplicaId(record.replica)
+    return ReplicaPlace(coordinator, clock, lake, replica, record.machine, encode(record), _holder)
+
+
+def machine_place(plan: LakePlan, coordinator: Coordinator, superblock: Superblock) -> ReplicaPlace:
+    """Return the surroundings of the log of the replica in a store of this machine."""
+    return replica_place(coordinator, BoottimeClock(), plan.lake_id, _leader_record(plan, superblock))
+
+
+def _leader_record(plan: LakePlan, superblock: Superblock) -> LeaderRecord:
+    return LeaderRecord(ReplicaId(superblock.store_id), plan.machine.machine, plan.names_listen)
+
+
+def _holder(value: bytes) -> ReplicaId:
+    return ReplicaId(decode(LeaderRecord, value).replica)

@@ -1,0 +1,1 @@
+"""Histories of names with replicas: the product's own replicas over a simulated etcd, and whatever happens to them."""
