@@ -222,7 +222,10 @@ class EtcdLink:
         raise AssertionError("tries do not end")
 
     def _check_cluster(self, endpoint: Endpoint, answer: e.Message) -> None:
-        """Note which etcd answered.  EngineUnreachable for another one than is meant."""
+        """Note which etcd has answered.  EngineUnreachable for another one than is meant."""
+        self._has_answered = True
+        if not answer.header.cluster_id:  # alarms are answered without a header
+            return
         self.cluster = answer.header.cluster_id
         if self._access.cluster and self.cluster != self._access.cluster:
             raise EngineUnreachable(
