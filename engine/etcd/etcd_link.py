@@ -207,7 +207,6 @@ class EtcdLink:
                 tokens += 1
                 continue
             if not isinstance(answer, Status):
-                self._has_answered = True
                 self._check_cluster(endpoint, answer)
                 return answer, is_repeat
             if not answer.is_open:

@@ -1,0 +1,18 @@
+"""Rules of names on a log that are weakened on purpose: histories notice each within a few seeds.
+
+The first seed is the one that noticed it when `planted.WEAKENED` was written; if a change of the product has shifted
+the histories, the others follow.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.replicas.planted import WEAKENED, Weakening, seeds_to_notice
+
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+
+
+@pytest.mark.parametrize("weakened", WEAKENED, ids=lambda weakened: weakened.what.replace(" ", "-"))
+def test_a_weakened_rule_is_noticed(weakened: Weakening) -> None:
+    assert seeds_to_notice(weakened) is not None, f"{weakened.what}: not noticed in {weakened.seeds} histories"
