@@ -83,7 +83,6 @@ def take_over(disk: Disk, clock: Clock, superblock: Superblock, sequence: Sequen
     replace_small_file(disk, MARK_PATH, b"%d" % sequence)
     reached("begin-anew.marked")
     disk.rename(temporary_path(sequence), checkpoint_path(sequence))
-    disk.sync_folder(CHECKPOINT_FOLDER)
     reached("begin-anew.renamed")
     return _go_on(disk, clock, superblock, sequence)
 
@@ -101,6 +100,7 @@ def finish(disk: Disk, clock: Clock, superblock: Superblock) -> Superblock:
 
 def _go_on(disk: Disk, clock: Clock, superblock: Superblock, sequence: Sequence) -> Superblock:
     path = checkpoint_path(sequence)
+    disk.sync_folder(CHECKPOINT_FOLDER)  # a process that was killed may have renamed it, and no more
     try:
         read_checkpoint(disk, path, superblock.store_id).close()
     except LakeError:
