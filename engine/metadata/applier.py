@@ -23,7 +23,7 @@ import trio
 from engine.metadata.group_commit import Committer
 from engine.tables.merged_tables import Tables
 from engine.tables.overlay import Layer
-from lakefs.errors import LakeError, StoreFull, StoreReadOnly
+from lakefs.errors import CoordinatorLost, LakeError, StoreFull, StoreReadOnly
 from lakefs.limits import OVERLAY_APPLY_INTERVAL_S
 from lakefs.ports import Offload
 
@@ -64,7 +64,7 @@ class Applier:
                     await self._apply_round()
                 else:
                     self._idle.unpark_all()
-        except StoreReadOnly:
+        except (StoreReadOnly, CoordinatorLost):
             if self._committer.failed is None:
                 raise
         finally:

@@ -112,7 +112,9 @@ class Faults:
                 continue
             end = leader.metadata.kept_sequence
             for place in self._world.places:
-                if place.metadata is not None and place.metadata.kept_sequence >= end and not place.is_stopped:
+                if place.metadata is None or place.is_stopped or not place.is_wanted:
+                    continue
+                if place.metadata.kept_sequence >= end:
                     place.is_caught_up = True
 
     # --- ways and etcd -----------------------------------------------------------------------------------

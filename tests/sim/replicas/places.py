@@ -201,7 +201,7 @@ class ReplicaPlace:
             await self.process.ended.wait()
         await trio.sleep(0.05)
         self.disk = self._new_disk()
-        self.is_wanted = True
+        self.is_wanted, self.is_caught_up = True, False
 
     async def restart(self) -> None:
         """Stop the process cleanly; another begins."""

@@ -184,7 +184,7 @@ WEAKENED: Final = (
     Weakening("reads without the lease", _reads_without_the_lease, first=3),
     Weakening("answers before the log has the group", _answered_before_the_log_has_it, first=1),
     Weakening("the journal has a group before the log", _journal_before_the_log),
-    Weakening("the clock stands while the process does", _clock_stands_while_suspended, first=48),
+    Weakening("the clock stands while the process does", _clock_stands_while_suspended, first=257),
     Weakening("a new leader does not read to the end", _new_leader_does_not_read_to_the_end, first=1),
     Weakening("parts without their group stay", _leftover_parts_stay, first=13),
     Weakening("a part is taken for a group", _part_is_a_group, first=13),

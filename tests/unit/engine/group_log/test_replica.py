@@ -13,6 +13,7 @@ from engine.format.group_parts import pack_parts
 from engine.format.layouts import Table
 from engine.group_log.handing_over import asking_to_lead
 from engine.metadata.group_log import ClosedGroup, PayloadBatch
+from engine.tables.overlay import Layer
 from lakefs.errors import CoordinatorLost, StoreUnusable
 from lakefs.ids import Revision, Sequence
 from lakefs.limits import MIB
@@ -247,6 +248,26 @@ def test_a_log_that_is_lost_while_the_index_waits_for_the_journal_leaves_the_ind
             await trio.sleep(5)
             assert metadata.applied_sequence <= kept
             metadata.stop_leading(CoordinatorLost("another replica leads"))
+
+    run(scenario)
+
+
+def test_a_log_that_is_lost_before_the_index_freezes_ends_the_term_alone() -> None:
+    async def scenario() -> None:
+        async with opened(SimDisk(), clean=False) as metadata:
+            await metadata.lead(_LostLog(metadata.durable_sequence), lambda: None, lambda: None)
+            _, sequence = await metadata.commit(lambda txn: txn.put(NAMES, b"a", b"1"), durable=False)
+            freeze = metadata._committer.freeze
+
+            async def lost() -> Layer:
+                metadata.stop_leading(CoordinatorLost("another replica leads"))
+                return await freeze()
+
+            metadata._committer.freeze = lost  # type: ignore[method-assign]
+            with pytest.raises(CoordinatorLost):
+                await metadata.wait_durable(sequence)
+                await trio.sleep(5)
+                await metadata.commit(lambda txn: txn.put(NAMES, b"a", b"2"))
 
     run(scenario)
 
