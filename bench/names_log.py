@@ -11,20 +11,19 @@ from __future__ import annotations
 import argparse
 import logging
 import shutil
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
 import trio
 
+from bench.harness.etcd import running_etcd
 from bench.harness.machine import machine
 from engine.coordinator.coordinator import Put
 from engine.etcd.etcd_coordinator import open_etcd_coordinator
@@ -65,42 +64,6 @@ class Figures(NamedTuple):
 
 
 LOADS: Final = {"one at a time": Load(1, 1, 300), "64 in flight": Load(64, 1, 6000), "by hundreds": Load(16, 100, 400)}
-
-
-@contextmanager
-def running_etcd(folder: Path, nodes: int) -> Iterator[tuple[str, ...]]:
-    """Run an etcd on loopback ports; yields its URLs."""
-    ports = [_free_port() for _ in range(2 * nodes)]
-    urls = [f"http://127.0.0.1:{port}" for port in ports]
-    cluster = ",".join(f"n{number}={urls[nodes + number]}" for number in range(nodes))
-    processes = [
-        subprocess.Popen(
-            [
-                *("etcd", "--name", f"n{number}", "--data-dir", str(folder / f"n{number}"), "--log-level=error"),
-                *("--listen-client-urls", urls[number], "--advertise-client-urls", urls[number]),
-                *("--listen-peer-urls", urls[nodes + number], "--initial-advertise-peer-urls", urls[nodes + number]),
-                *("--initial-cluster", cluster, "--logger=zap"),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for number in range(nodes)
-    ]
-    try:
-        time.sleep(3)
-        yield tuple(urls[:nodes])
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @asynccontextmanager
@@ -182,13 +145,16 @@ def main(arguments: Sequence[str]) -> None:
     print(f"names on a log at etcd ({given.nodes} nodes) beside the local journal; {facts}\n")
     print("| load | journal | etcd | ratio | p50 journal, etcd (ms) | CPU a key journal, etcd (us) |")
     print("|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory(prefix="names-log-") as folder, running_etcd(Path(folder), given.nodes) as urls:
+    with (
+        tempfile.TemporaryDirectory(prefix="names-log-") as folder,
+        running_etcd(Path(folder) / "etcd", given.nodes) as etcd,
+    ):
         for title, load in LOADS.items():
             found: dict[bool, list[Figures]] = {False: [], True: []}
             for turn in range(given.rounds):
                 for is_etcd in (False, True):
                     place = Path(folder) / f"{title} {turn} {is_etcd}"
-                    found[is_etcd].append(trio.run(measured, place, urls if is_etcd else (), load))
+                    found[is_etcd].append(trio.run(measured, place, etcd.urls if is_etcd else (), load))
             print(_row(title, found[False], found[True]), flush=True)
 
 
