@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Final
 
 from engine.format.layouts import CHECKPOINT_HEADER, StoreIdentity
-from engine.host.failpoints import reached
 from engine.host.small_file import replace_small_file
 from engine.journal.reader import JOURNAL_FOLDER, journal_paths
 from engine.journal.writer import start_journal
@@ -81,9 +80,7 @@ def take_over(disk: Disk, clock: Clock, superblock: Superblock, sequence: Sequen
     StoreDamaged for a copy that is not whole: the old metadata stay.  StoreFull, DiskFailed: `finish` goes on.
     """
     replace_small_file(disk, MARK_PATH, b"%d" % sequence)
-    reached("begin-anew.marked")
     disk.rename(temporary_path(sequence), checkpoint_path(sequence))
-    reached("begin-anew.renamed")
     return _go_on(disk, clock, superblock, sequence)
 
 
@@ -107,13 +104,10 @@ def _go_on(disk: Disk, clock: Clock, superblock: Superblock, sequence: Sequence)
         disk.unlink(path)
         _unmark(disk)
         raise
-    reached("begin-anew.checked")
     remove_index(Path(disk.local_path(INDEX_FOLDER)))
     _remove(disk, JOURNAL_FOLDER, journal_paths(disk))
-    reached("begin-anew.journal-removed")
     _remove(disk, CHECKPOINT_FOLDER, [other.path for other in checkpoints(disk) if other.path != path])
     start_journal(disk, superblock.identity, clock, end_sequence=sequence, carried=None, files=()).close()
-    reached("begin-anew.journal-begun")
     found = replace(superblock, clean_sequence=sequence)
     write_superblock(disk, found)
     _unmark(disk)
@@ -139,4 +133,3 @@ def _marked(disk: Disk) -> Sequence | None:
 def _unmark(disk: Disk) -> None:
     disk.unlink(MARK_PATH)
     disk.sync_folder("")
-    reached("begin-anew.unmarked")
