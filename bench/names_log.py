@@ -28,8 +28,8 @@ from bench.harness.machine import machine
 from engine.coordinator.coordinator import Put
 from engine.etcd.etcd_coordinator import open_etcd_coordinator
 from engine.etcd.etcd_link import EtcdAccess
-from engine.format.group_parts import LogKeys
-from engine.group_log.replica import FIRST_SHARD, ReplicaPlace, leading
+from engine.format.group_parts import FIRST_SHARD, LogKeys
+from engine.group_log.replica import ReplicaPlace, leading
 from engine.host.clock import BoottimeClock, SystemClock
 from engine.host.local_disk import LocalDisk
 from engine.metadata.metadata_store import Metadata

@@ -10,10 +10,10 @@ from unittest import mock
 import trio
 
 from engine.coordinator.coordinator import Coordinator, Put
-from engine.format.group_parts import LogKeys
+from engine.format.group_parts import FIRST_SHARD, LogKeys
 from engine.format.layouts import Table
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
-from engine.group_log.replica import FIRST_SHARD, ReplicaPlace, leading
+from engine.group_log.replica import ReplicaPlace, leading
 from engine.host.tasks import plain_errors
 from engine.metadata.metadata_store import Metadata
 from lakefs.errors import LakeError

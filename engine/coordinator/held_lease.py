@@ -21,9 +21,9 @@ from typing import Final
 import structlog
 import trio
 
-from engine.coordinator.coordinator import Coordinator
+from engine.coordinator.coordinator import Coordinator, Put
 from engine.host.tasks import plain_errors
-from lakefs.errors import LakeError
+from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.ids import LeaseId
 from lakefs.ports import Clock
 
@@ -52,6 +52,18 @@ async def hold_lease(coordinator: Coordinator, clock: Clock, ttl_s: int) -> Asyn
     finally:
         with trio.move_on_after(_REVOKED_WITHIN_S, shield=True), suppress(LakeError):
             await coordinator.revoke(held.id)
+
+
+@asynccontextmanager
+async def hold_key(coordinator: Coordinator, clock: Clock, ttl_s: int, key: bytes, value: bytes) -> AsyncIterator[None]:
+    """Keep a key on a lease of its own during the block, in the place of what it was.  Errors of `Coordinator`.
+
+    EngineUnreachable, too, if the lease has ended before it was used.
+    """
+    async with hold_lease(coordinator, clock, ttl_s) as lease:
+        if not (await coordinator.transact([], [Put(key, value, lease.id)])).succeeded:
+            raise EngineUnreachable("the coordinator has ended a lease before it was used")
+        yield
 
 
 class HeldLease:

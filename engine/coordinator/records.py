@@ -29,6 +29,7 @@ from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
+from engine.format.group_parts import FIRST_SHARD, LogKeys
 from engine.format.records import decode_record
 from lakefs.errors import StoreUnusable
 from lakefs.ids import GcGeneration, MemberId, Partition, RingEpoch, Sequence
@@ -47,7 +48,7 @@ CHARGE_KEY: Final = b"coordinator"
 ETCD_KEY: Final = b"etcd"
 NAMES: Final = b"names/", b"names0"
 """Begin and end of the keys of the names themselves: who leads, and what their replicas share."""
-LEADER_KEY: Final = b"names/0000/leader"
+LEADER_KEY: Final = LogKeys(FIRST_SHARD).leader
 DIRTY: Final = b"dirty/", b"dirty0"
 """Begin and end of the keys of dirty partitions."""
 OPENINGS: Final = b"openings/", b"openings0"

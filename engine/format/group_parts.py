@@ -40,6 +40,9 @@ _PIECE_BYTES: Final = COORDINATOR_VALUE_BYTES_MAX - GROUP_PART_HEAD.size - GROUP
 PARTS_MAX: Final = -(-GROUP_BYTES_MAX // _PIECE_BYTES)
 
 
+FIRST_SHARD: Final = NamesShard(0)
+
+
 class LogKeys:
     """The keys of one names shard."""
 

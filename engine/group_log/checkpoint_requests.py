@@ -49,8 +49,8 @@ class CheckpointRequests:
 
     @handles(m.OpenCheckpoint)
     async def open(self, client: Client, request: m.OpenCheckpoint) -> Reply:
-        await self._forget(client)
         async with self._writing:
+            await self._forget(client)
             if len(self._kept) >= CHECKPOINTS_OPEN_MAX:
                 raise EngineBusy(f"{len(self._kept)} replicas begin anew already; try again later")
             await self._metadata.checkpoint()

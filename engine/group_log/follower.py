@@ -70,13 +70,15 @@ class Follower:
         """
         trimmed, revision = await self._log_record()
         self._assembly.read_anew()
-        begin = min(self._keys.group(trimmed + 1), self._assembly.first_key)
+        begins = Sequence(trimmed + 1)
+        is_known = self.tail.begins_by(begins)  # at the first time groups that this replica has are read, too
+        begin = self._assembly.first_key if is_known else min(self._keys.group(begins), self._assembly.first_key)
         async with aclosing(pages(self._coordinator, begin, self._keys.groups[1])) as found:
             async for page in found:
                 for entry in page.entries:
                     await self._put(entry.key, entry.value)
         has = self._assembly.next_sequence - 1
-        end = max([trimmed, *(group.sequence for group in self.tail)])
+        end = max(trimmed, self.tail.last)
         if has > end:
             raise StoreUnusable(
                 f"this replica of the names has group {has}, and the log at the coordinator ends with {end}: the "
@@ -146,9 +148,7 @@ class Follower:
 
     async def _change(self, change: Change) -> None:
         if change.key == self._keys.log and change.entry is not None:
-            record = decode(LogRecord, change.entry.value)
-            self._refuse_behind(record.trimmed)
-            self.tail.trim(record.trimmed)
+            self._note_trimmed(decode(LogRecord, change.entry.value).trimmed)
         elif change.entry is None:
             self._assembly.remove(change.key)
         else:
@@ -170,8 +170,7 @@ class Follower:
                 record = decode(LogRecord, found.entry.value)
                 if record.lake != self._lake:
                     raise StoreUnusable("the coordinator has the names of another lake", subject="names")
-                self._refuse_behind(record.trimmed)
-                self.tail.trim(record.trimmed)
+                self._note_trimmed(record.trimmed)
                 return record.trimmed, found.revision
             await self._begin_log()
 
@@ -191,6 +190,10 @@ class Follower:
         record = LogRecord(self._lake, self._metadata.durable_sequence)
         compares: list[Compare] = [IsAbsent(self._keys.log), HasRevision(self._keys.origin, origin.revision)]
         await self._coordinator.transact(compares, [Put(self._keys.log, encode(record)), Delete(self._keys.origin)])
+
+    def _note_trimmed(self, trimmed: Sequence) -> None:
+        self._refuse_behind(trimmed)
+        self.tail.trim(trimmed)
 
     def _refuse_behind(self, trimmed: Sequence) -> None:
         if trimmed >= self._assembly.next_sequence:

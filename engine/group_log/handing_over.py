@@ -16,8 +16,8 @@ from typing import Final
 
 import trio
 
-from engine.coordinator.coordinator import Coordinator, Put
-from engine.coordinator.held_lease import hold_lease
+from engine.coordinator.coordinator import Coordinator
+from engine.coordinator.held_lease import hold_key
 from engine.format.group_parts import LogKeys
 from lakefs.errors import LakeError
 from lakefs.ids import ReplicaId
@@ -32,8 +32,7 @@ async def asking_to_lead(
     coordinator: Coordinator, clock: Clock, keys: LogKeys, replica: ReplicaId
 ) -> AsyncIterator[None]:
     """Ask for the lead during the block, in the place of whoever has asked before.  EngineUnreachable, EngineBusy."""
-    async with hold_lease(coordinator, clock, _LEASE_S) as lease:
-        await coordinator.transact([], [Put(keys.wanted, replica, lease.id)])
+    async with hold_key(coordinator, clock, _LEASE_S, keys.wanted, replica):
         yield
 
 

@@ -19,13 +19,13 @@ from typing import Final
 
 import structlog
 
-from engine.coordinator.coordinator import Coordinator, Put
-from engine.coordinator.held_lease import hold_lease
+from engine.coordinator.coordinator import Coordinator
+from engine.coordinator.held_lease import hold_key
 from engine.format.group_parts import LogKeys
 from engine.group_log.log_bounds import CHECKPOINT_PIECE_BYTES, HOLD_LEASE_S
 from engine.metadata.begin_anew import CheckpointCopy, take_over
 from engine.superblock.superblock import OpenedStore
-from lakefs.errors import EngineUnreachable, StoreDamaged
+from lakefs.errors import StoreDamaged
 from lakefs.ids import ReplicaId, Sequence
 from lakefs.ports import Clock, Disk, Offload
 from lakefs.wire import messages as m
@@ -37,10 +37,7 @@ _log: Final = structlog.get_logger(__name__)
 @asynccontextmanager
 async def holding_log(coordinator: Coordinator, clock: Clock, keys: LogKeys, replica: ReplicaId) -> AsyncIterator[None]:
     """Let nothing be trimmed during the block, as long as the tail is not too long.  EngineUnreachable, EngineBusy."""
-    async with hold_lease(coordinator, clock, HOLD_LEASE_S) as lease:
-        done = await coordinator.transact([], [Put(keys.hold(replica), b"", lease.id)])
-        if not done.succeeded:
-            raise EngineUnreachable("the coordinator has ended a lease before it was used")
+    async with hold_key(coordinator, clock, HOLD_LEASE_S, keys.hold(replica), b""):
         yield
 
 

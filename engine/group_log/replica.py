@@ -25,7 +25,7 @@ import trio
 from engine.coordinator.coordinator import Coordinator, IsAbsent, Put
 from engine.coordinator.held_lease import HeldLease, hold_lease
 from engine.coordinator.records import ReplicaRecord
-from engine.format.group_parts import LogKeys
+from engine.format.group_parts import FIRST_SHARD, LogKeys
 from engine.group_log.follower import Follower
 from engine.group_log.handing_over import LOOK_S, call_when_wanted_elsewhere, is_wanted_elsewhere
 from engine.group_log.leader_log import LeaderLog
@@ -40,7 +40,6 @@ from lakefs.errors import CoordinatorLost, LakeError
 from lakefs.ids import NamesShard, ReplicaId, Revision
 from lakefs.ports import Clock
 
-FIRST_SHARD: Final = NamesShard(0)
 _log: Final = structlog.get_logger(__name__)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import trio
 
-from engine.coordinator.coordinator import Compare, Coordinator, Delete, HasRevision, IsAbsent, Operation, Put
+from engine.coordinator.coordinator import Compare, Coordinator, Delete, Entry, HasRevision, IsAbsent, Operation, Put
 from engine.coordinator.lake_state import pages
 from engine.coordinator.records import ReplicaRecord, decode, encode
 from engine.format.group_parts import LogKeys
@@ -43,9 +43,14 @@ class Reports:
 
     async def check(self) -> None:
         """Raise ReplicaRemoved if this replica was removed.  Errors of `Coordinator`."""
+        await self._entry()
+
+    async def _entry(self) -> Entry | None:
+        """Return the record's entry.  ReplicaRemoved; errors of `Coordinator`."""
         entry = (await self._coordinator.get(self._key)).entry
         if entry is not None and decode(ReplicaRecord, entry.value).is_removed:
             raise ReplicaRemoved(REMOVED, subject="names")
+        return entry
 
     async def run(self, record: Callable[[], ReplicaRecord]) -> None:
         """Say what `record` returns whenever it changes, and now and then, until cancelled.  ReplicaRemoved."""
@@ -68,8 +73,7 @@ class Reports:
         while True:
             removed: list[Operation] = []
             if self._revision is None:
-                await self.check()
-                entry = (await self._coordinator.get(self._key)).entry
+                entry = await self._entry()
                 compare: Compare = IsAbsent(self._key) if entry is None else HasRevision(self._key, entry.revision)
                 removed = await self._before_this(record.machine)
             else:

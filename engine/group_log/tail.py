@@ -30,6 +30,15 @@ class Tail:
     def __iter__(self) -> Iterator[TailGroup]:
         return iter(self._groups)
 
+    @property
+    def last(self) -> Sequence:
+        """The last group; 0 if there is none."""
+        return self._groups[-1].sequence if self._groups else Sequence(0)
+
+    def begins_by(self, sequence: Sequence) -> bool:
+        """Return True if the first group is this one, or one before it."""
+        return bool(self._groups) and self._groups[0].sequence <= sequence
+
     def add(self, sequence: Sequence, body_bytes: int, part_count: int) -> None:
         """Note the next group."""
         self._groups.append(TailGroup(sequence, body_bytes, part_count))

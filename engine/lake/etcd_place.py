@@ -25,23 +25,13 @@ ENDPOINTS_MAX: Final = 9
 """An etcd of more members gains nothing: each change is written by more than half of them."""
 
 
-class EtcdPlace(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The etcd of a lake, and the lake's name there.
+class EtcdPlace(EtcdRecord, frozen=True, omit_defaults=True, array_like=False):
+    """The etcd of a lake as a machine's record has it.
 
-    `user` and paths of files: password, CA, certificate and key of this client; empty: none.  `cluster` and
-    `incarnation`, in hex, are empty until the lake has moved there.  `leaves`: it is to move back.  `is_own`:
+    `cluster` and `incarnation` are empty until the lake has moved there.  `leaves`: it is to move back.  `is_own`:
     endpoints and files were given for this machine alone.
     """
 
-    endpoints: tuple[str, ...]
-    name: str
-    user: str = ""
-    password_file: str = ""
-    ca: str = ""
-    certificate: str = ""
-    key: str = ""
-    cluster: str = ""
-    incarnation: str = ""
     leaves: bool = False
     is_own: bool = False
 

@@ -11,9 +11,9 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 import trio
@@ -27,6 +27,7 @@ from lakefs.errors import EngineBusy, EngineUnreachable, StoreUnusable
 if TYPE_CHECKING:
     from engine.etcd.etcd_coordinator import EtcdCoordinator
 
+T = TypeVar("T")
 ETCD_PAUSE_S: Final = 1.0
 WAITING_FOR_ETCD: Final = "waiting for the etcd of the lake"
 _log: Final = structlog.get_logger(__name__)
@@ -80,13 +81,7 @@ class LakeEtcd:
 
     async def wait(self) -> None:
         """Wait until the etcd can be reached, and serves this lake.  StoreUnusable, and errors of `reach`."""
-        while True:
-            try:
-                await self.ready()
-            except (EngineUnreachable, EngineBusy) as error:
-                await pause(error)
-            else:
-                return
+        await when_reached(self.ready)
 
     async def make_room(self) -> None:
         """Give the etcd room again when it is at its quota; see `EtcdCoordinator.make_room`."""
@@ -103,10 +98,14 @@ class LakeEtcd:
         }
 
 
-async def pause(error: EngineUnreachable | EngineBusy) -> None:
-    """Say why the etcd is waited for, and wait a little."""
-    _log.warning(WAITING_FOR_ETCD, reason=error.message)
-    await trio.sleep(ETCD_PAUSE_S)
+async def when_reached(ask: Callable[[], Awaitable[T]]) -> T:
+    """Return what is asked of an etcd, as soon as it can be reached; its other errors are raised."""
+    while True:
+        try:
+            return await ask()
+        except (EngineUnreachable, EngineBusy) as error:
+            _log.warning(WAITING_FOR_ETCD, reason=error.message)
+            await trio.sleep(ETCD_PAUSE_S)
 
 
 @asynccontextmanager

@@ -21,18 +21,17 @@ from engine.coordinator.coordinator import IsAbsent, Put
 from engine.coordinator.coordinator_table import entry_of
 from engine.coordinator.moving import Side, charge_of, move, take_charge
 from engine.coordinator.records import CHARGE_KEY, Charge, ChargeRecord, decode
-from engine.format.group_parts import LogKeys
+from engine.format.group_parts import FIRST_SHARD, LogKeys
 from engine.group_log.handing_over import asking_to_lead
-from engine.group_log.replica import FIRST_SHARD, leading
+from engine.group_log.replica import leading
 from engine.lake.etcd_place import EtcdPlace
-from engine.lake.lake_etcd import LakeEtcd, open_lake_etcd, pause
+from engine.lake.lake_etcd import LakeEtcd, open_lake_etcd, when_reached
 from engine.lake.machine import keep_machine, with_etcd
 from engine.lake.names_here import TABLE, open_names, open_table
 from engine.lake.plan import LakePlan
 from engine.lake.replica_host import machine_place
 from engine.metadata.metadata_store import Metadata
 from engine.superblock.superblock import Superblock
-from lakefs.errors import EngineBusy, EngineUnreachable
 from lakefs.ids import ReplicaId
 
 _KEYS: Final = LogKeys(FIRST_SHARD)
@@ -80,7 +79,7 @@ async def _moved_back(plan: LakePlan, etcd: LakeEtcd) -> None:
         if is_here:
             yield
             return
-        await _reached(etcd)
+        await when_reached(etcd.reach)
         place = machine_place(plan, etcd.side.coordinator, superblock)
         async with asking_to_lead(place.coordinator, place.clock, _KEYS, place.replica), leading(metadata, place):
             yield
@@ -91,21 +90,11 @@ async def _moved_back(plan: LakePlan, etcd: LakeEtcd) -> None:
             await _moved(etcd.side, Side(table, TABLE), etcd, plan)
 
 
-async def _reached(etcd: LakeEtcd) -> None:
-    while True:
-        try:
-            await etcd.reach()
-        except (EngineUnreachable, EngineBusy) as error:
-            await pause(error)
-        else:
-            return
-
-
 async def _moved(source: Side, destination: Side, etcd: LakeEtcd, plan: LakePlan) -> ChargeRecord:
     """Move, as soon as the etcd can be reached."""
-    while True:
-        try:
-            await etcd.reach()
-            return await move(source, destination, plan.lake_id)
-        except (EngineUnreachable, EngineBusy) as error:
-            await pause(error)
+
+    async def reach_and_move() -> ChargeRecord:
+        await etcd.reach()
+        return await move(source, destination, plan.lake_id)
+
+    return await when_reached(reach_and_move)

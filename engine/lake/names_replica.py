@@ -26,11 +26,11 @@ from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.lake_state import pages
 from engine.coordinator.names_leader import NamesLeader
 from engine.coordinator.records import LeaderRecord, ReplicaRecord, decode
-from engine.format.group_parts import LogKeys
+from engine.format.group_parts import FIRST_SHARD, LogKeys
 from engine.group_log.assembly import ReplicaIsBehind
 from engine.group_log.checkpoint_requests import checkpoint_group
 from engine.group_log.new_replica import CheckpointSource, holding_log
-from engine.group_log.replica import FIRST_SHARD, leading
+from engine.group_log.replica import leading
 from engine.group_log.reports import ReplicaRemoved
 from engine.head.leader_link import names_led_by
 from engine.head.names_link import ConnectNames
@@ -192,7 +192,8 @@ class NamesReplica:
 
         Nothing is trimmed until the names here have caught up.
         """
-        hold, clock = self._replica or ReplicaId(bytes(16)), self._host.clock
+        hold, clock = self._replica, self._host.clock
+        assert hold is not None, "the names here were opened, and are behind"
         async with holding_log(self._coordinator, clock, _KEYS, hold), self.connect() as connection:
             task_status.started(CheckpointSource(connection.client, clock, self._host.offload).begin_anew)
             await self._caught_up.wait()

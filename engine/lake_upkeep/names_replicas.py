@@ -20,9 +20,8 @@ import trio
 from engine.coordinator.coordinator import Compare, Coordinator, Entry, HasRevision, IsAbsent, Put
 from engine.coordinator.lake_state import pages
 from engine.coordinator.records import LEADER_KEY, LeaderRecord, LogRecord, ReplicaRecord, decode, encode
-from engine.format.group_parts import LogKeys
+from engine.format.group_parts import FIRST_SHARD, LogKeys
 from engine.group_log.log_bounds import KEPT_BY, REPLICA_SIGN_S
-from engine.group_log.replica import FIRST_SHARD
 from lakefs.errors import InvalidArgument, LakeError, PreconditionFailed
 from lakefs.ids import ReplicaId, Revision, Sequence
 

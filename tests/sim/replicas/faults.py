@@ -10,8 +10,7 @@ import trio.lowlevel
 
 from engine.etcd import etcd_messages as e
 from engine.etcd.etcd_link import COMPACT
-from engine.format.group_parts import LogKeys
-from engine.group_log.replica import FIRST_SHARD
+from engine.format.group_parts import FIRST_SHARD, LogKeys
 from tests.sim.cluster.etcd_nodes import HOSTS, EtcdFaults
 from tests.sim.cluster.network import Way
 from tests.sim.replicas.places import ReplicaPlace, Surroundings

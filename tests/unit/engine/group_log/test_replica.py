@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from engine.coordinator.coordinator import Delete, Put
+from engine.coordinator.coordinator import Delete, Page, Put
 from engine.coordinator.records import LogRecord, decode
 from engine.format.group_parts import pack_parts
 from engine.format.layouts import Table
@@ -76,6 +76,36 @@ def test_when_the_leader_dies_another_leads_once_its_lease_is_over() -> None:
             await follower.leads.wait()
             assert 1 < trio.current_time() - began < 6.5
             assert follower.contents()[NAMES, b"a"] == b"1"
+
+    run(scenario)
+
+
+def test_the_next_leader_reads_no_group_again_that_it_has_followed() -> None:
+    async def scenario() -> None:
+        async with memory_coordinator() as coordinator, replicas_on(coordinator, 2) as (leader, follower):
+            await coordinator.transact([], [Put(KEYS.hold(b"h" * 16), b"")])
+            for number in range(20):
+                await put(leader.led, (NAMES, b"%d" % number, b"v"))
+            await same(leader, follower)
+            await trio.sleep(2)
+            had = leader.led.durable_sequence
+            read: list[bytes] = []
+            find = coordinator.range
+
+            async def noted(begin: bytes, end: bytes, *, limit: int, after: bytes = b"") -> Page:
+                page = await find(begin, end, limit=limit, after=after)
+                read.extend(entry.key for entry in page.entries)
+                return page
+
+            coordinator.range = noted  # type: ignore[method-assign]
+            await leader.stop()
+            await follower.leads.wait()
+            await put(follower.led, (NAMES, b"a", b"1"))
+            assert not [key for key in read if KEYS.place(key)]
+            await coordinator.transact([], [Delete(KEYS.hold(b"h" * 16))])
+            await trio.sleep(3)
+            assert await _trimmed(coordinator) == had, "it knows all their parts all the same"
+            assert len((await find(*KEYS.groups, limit=100)).entries) == follower.led.durable_sequence - had
 
     run(scenario)
 
