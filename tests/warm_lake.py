@@ -234,11 +234,13 @@ def _serve(asked: socket.socket) -> None:
 
 
 def _fork_an_orphan(asked: socket.socket, told: int, request: bytes, descriptors: list[int]) -> None:
-    """Fork the command and end, so that it becomes the child of the process that asked."""
-    pid = os.fork()
-    if pid:
-        os.write(told, str(pid).encode())
+    """Fork the command and end, so that it becomes the child of the process that asked.
+
+    The command says its pid itself: the interpreter forgets a signal that a child gets before its fork is complete.
+    """
+    if os.fork():
         os._exit(0)
+    os.write(told, str(os.getpid()).encode())
     asked.close()
     os.close(told)
     arguments, environment, folder, streams, own_group = json.loads(request)

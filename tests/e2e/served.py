@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -164,7 +165,12 @@ class Served:
         assert self.process is not None
         assert self.process.stdout is not None
         self.process.send_signal(number)
-        self.process.stdout.read()
+        too_long = threading.Timer(WAIT_S, self.process.kill)  # nobody would read on behind a test that hangs
+        too_long.start()
+        try:
+            self.process.stdout.read()
+        finally:
+            too_long.cancel()
         self.process.stdout.close()
         return self.process.wait(WAIT_S)
 
