@@ -36,7 +36,7 @@ def be_previous() -> None:
     from engine.head import head
     from lakefs.wire import connection, messages as m
 
-    lacks: dict[type, int] = {m.EpochKnown: 3, m.ShardsListed: 2, DirtyRecord: 1}
+    lacks: dict[type, int] = {m.EpochKnown: 4, m.ShardsListed: 2, DirtyRecord: 1}
     for request, count in ((m.ListShards, 1), (m.DropShards, 1), (m.ReadChunks, 2)):
         known = len(request.__struct_fields__) - count
         decode = connection._decode_request[request.OP]

@@ -3,6 +3,7 @@
 Rules kept here:
 - A request about shards that is not answered within MEMBER_ANSWER_S is given up, and its member is away.  Longer ones
   (a sweep of gc) are given up only when the member is silent, which the connection finds out (`connect_member`).
+- A member whose lease was not renewed answers stores with CoordinatorLost: it is not away, and is read on.
 - When a member answers StaleEpoch, newer tables are read before that is raised.
 - At most MEMBER_LINKS_MAX connections are open, and some more for a moment: the one that was unused for longest goes.
 - Errors name the member.
@@ -28,7 +29,7 @@ from engine.members.member_link import Connect, MemberClient, MemberLink
 from engine.members.read_memory import ReadMemory
 from lakefs.client.trio.engine import RemoteEngine, connect_engine
 from lakefs.cluster.table import Table
-from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, StaleEpoch
+from lakefs.errors import CoordinatorLost, EngineBusy, EngineUnreachable, LakeError, StaleEpoch
 from lakefs.ids import Buffer, GcGeneration, MemberId, RingEpoch
 from lakefs.limits import MEMBER_ANSWER_S, MEMBER_LINKS_MAX, MEMBER_SILENCE_S
 from lakefs.ports import Network
@@ -158,6 +159,8 @@ class MemberLinks:
         except StaleEpoch:
             known = request.epoch if isinstance(request, _OF_AN_EPOCH) else self.tables[0].ring_epoch
             await self.view.read_newer(RingEpoch(known))
+            raise
+        except CoordinatorLost:  # it takes nothing now, and is read on
             raise
         except EngineUnreachable as error:
             link.lose(client, error)

@@ -4,6 +4,7 @@
 those of the newest; `retire` ends older tables.  One process does this: the one that walks.
 
 Rules kept here:
+- A member counts as silent, too, while it says that it takes no shards, because its lease was not renewed.
 - A member that was silent for `out_after_s`, as this process saw it, is out: others get its places.  Never are more
   than m out; and if more than m are silent at once, none is put out: then it is the network, or this process.
 - A member that is out and answers is up again.  Partitions in which a member that was silent has places are dirty; of
@@ -127,7 +128,8 @@ class Membership:
                     return
                 reply.body.release()
                 assert isinstance(reply.message, m.EpochKnown), reply.message
-                answered[member] = reply.message
+                if reply.message.takes:
+                    answered[member] = reply.message
 
         await run_all(ask, members)
         return answered

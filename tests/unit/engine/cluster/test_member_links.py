@@ -19,7 +19,7 @@ from engine.members.member_links import MemberLinks, connect_member, open_member
 from engine.requests.table import Service
 from engine.server.listener import Server
 from lakefs.cluster.table_format import pack
-from lakefs.errors import EngineBusy, EngineUnreachable, StaleEpoch, StoreUnusable
+from lakefs.errors import CoordinatorLost, EngineBusy, EngineUnreachable, StaleEpoch, StoreUnusable
 from lakefs.ids import Buffer, GcGeneration, MemberId, RingEpoch
 from lakefs.limits import AWAY_PAUSE_S_MAX, MEMBER_ANSWER_S, MEMBER_CONNECT_S, MEMBER_IDLE_S, MEMBER_SILENCE_S
 from lakefs.wire import messages as m
@@ -56,6 +56,8 @@ class Connection:
             return Reply(m.EpochKnown(request.epoch, b""))
         if isinstance(request, m.OfferShards) and request.epoch < self.network.epoch:
             raise StaleEpoch("there is a newer one")
+        if isinstance(request, m.OfferShards) and self.network.takes_nothing:
+            raise CoordinatorLost("its lease was not renewed")
         return Reply(m.ShardsOffered([1], [1]))
 
     async def wait_ended(self) -> None:
@@ -67,7 +69,7 @@ class Pretended:
 
     def __init__(self) -> None:
         self.away: set[MemberId] = set()
-        self.is_silent = False
+        self.is_silent = self.takes_nothing = False
         self.epoch = 1
         self.connecting = self.connects = 0
         self.open: dict[MemberId, Connection] = {}
@@ -426,3 +428,15 @@ class _Swallows(bytearray):
 
     def __iadd__(self, _: object) -> _Swallows:
         return self
+
+
+def test_a_member_that_takes_nothing_is_not_away() -> None:
+    async def body(world: World) -> None:
+        world.network.takes_nothing = True
+        with pytest.raises(CoordinatorLost):
+            await world.links.call(ONE, OFFER)
+        assert world.links.is_up(ONE)
+        await world.links.call(ONE, m.ListShards())
+        assert world.network.connects == 1, "on the same connection"
+
+    in_world(body)
