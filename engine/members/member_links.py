@@ -4,7 +4,8 @@ Rules kept here:
 - A request about shards that is not answered within MEMBER_ANSWER_S is given up, and its member is away.  Longer ones
   (a sweep of gc) are given up only when the member is silent, which the connection finds out (`connect_member`).
 - A member whose lease was not renewed answers stores with CoordinatorLost: it is not away, and is read on.
-- When a member answers StaleEpoch, newer tables are read before that is raised.
+- When a member answers StaleEpoch, it is asked for its table, and that is taken over before the error is raised: the
+  coordinator is not asked, unless the member has started again and was not given the table since.
 - At most MEMBER_LINKS_MAX connections are open, and some more for a moment: the one that was unused for longest goes.
 - Errors name the member.
 """
@@ -25,7 +26,7 @@ from engine.host.tasks import plain_errors
 from engine.members.begun_request import BegunRequest, begin_request, lost_error
 from engine.members.lent_area import LentArea
 from engine.members.lent_payload import LentPayload, lend
-from engine.members.member_link import Connect, MemberClient, MemberLink
+from engine.members.member_link import Connect, MemberClient, MemberLink, ask_newer
 from engine.members.read_memory import ReadMemory
 from lakefs.client.trio.engine import RemoteEngine, connect_engine
 from lakefs.cluster.table import Table
@@ -37,7 +38,10 @@ from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
 _LIMITED: Final = (m.StoreShards, m.OfferShards, m.ReadChunks)
-_OF_AN_EPOCH: Final = (m.StoreShards, m.OfferShards, m.DropShards)
+_OF_AN_EPOCH: Final = (
+    *(m.StoreShards, m.OfferShards, m.DropShards, m.SetSpaces),
+    *(m.KeyedPut, m.KeyedCommit, m.KeyedRemove),
+)
 
 
 @asynccontextmanager
@@ -120,6 +124,7 @@ class MemberLinks:
         self._nursery = nursery
         self._links: dict[MemberId, MemberLink] = {}
         self._is_closed = False
+        self._learning = trio.Lock()
 
     def close(self) -> None:
         """Refuse further calls with EngineUnreachable."""
@@ -158,7 +163,7 @@ class MemberLinks:
             link.lose(client, EngineUnreachable(f"a request was not answered within {MEMBER_ANSWER_S:g} s"))
         except StaleEpoch:
             known = request.epoch if isinstance(request, _OF_AN_EPOCH) else self.tables[0].ring_epoch
-            await self.view.read_newer(RingEpoch(known))
+            await self._learn(client, RingEpoch(known))
             raise
         except CoordinatorLost:  # it takes nothing now, and is read on
             raise
@@ -171,6 +176,13 @@ class MemberLinks:
         finally:
             link.end()
         raise lost_error(link)
+
+    async def _learn(self, client: MemberClient, known: RingEpoch) -> None:
+        """Have a newer table than that of `known`: the member's, else the coordinator's.  EngineUnreachable."""
+        async with self._learning:  # of many requests that are refused one asks
+            if self.tables[0].ring_epoch <= known:
+                await ask_newer(client, self.view)
+        await self.view.read_newer(known)
 
     def begin(
         self,
