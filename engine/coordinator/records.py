@@ -14,6 +14,7 @@
     coordinator                 ChargeRecord      whether this coordinator is the lake's, or has been, or will be
     etcd                        EtcdRecord        where the lake's etcd is, for machines that join
     names/0000/leader           LeaderRecord      the replica of the names that leads, on its lease
+    settings                    SettingsRecord    what an operator has set for the whole lake
     present/ID                  HeadRecord        a process that serves clients, on its lease; a random id, in hex
 
 A value is a msgpack array that begins with its version; fields are appended, never moved.  An unknown version is
@@ -54,6 +55,7 @@ DIRTY: Final = b"dirty/", b"dirty0"
 """Begin and end of the keys of dirty partitions."""
 OPENINGS: Final = b"openings/", b"openings0"
 """Begin and end of the keys of openings; behind those that every head follows."""
+SETTINGS_KEY: Final = b"settings"
 PRESENT: Final = b"present/", b"present0"
 """Begin and end of the keys of heads that are there."""
 _VERSION: Final = 1
@@ -249,6 +251,17 @@ class HeadRecord(msgspec.Struct, frozen=True, array_like=True):
     has_members: bool = False
 
 
+class SettingsRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Settings of the whole lake.
+
+    `out_after_s`: silence after which a member is out.  `out_stops`: a level of failure domains, or "off": none is made
+    out while more members are away than the largest domain of that level has.
+    """
+
+    out_after_s: int = 600
+    out_stops: str = "rack"
+
+
 class _Versioned(msgspec.Struct, frozen=True, array_like=True):
     """The stored array: its version, and the record."""
 
@@ -270,6 +283,7 @@ Record = (
     | EtcdRecord
     | LeaderRecord
     | HeadRecord
+    | SettingsRecord
 )
 R = TypeVar("R", bound=Record)
 _encoder: Final = msgspec.msgpack.Encoder()

@@ -139,7 +139,8 @@ class LakeUpkeep:
         self.fsck: Final = LakeFsck(members, self.state, stripes, names, code, self.walker)
         self.replicas: Final = None if etcd_state is None else NamesReplicas(coordinator, names.metadata)
         places = names_state, etcd_state, self.replicas
-        self._status = LakeStatus(members, self.state, self.walks, self.gc, self.scrub, clock, settings.name, *places)
+        parts = members, self.state, self.walks, self.gc, self.scrub, self.membership, clock
+        self._status = LakeStatus(*parts, settings.name, *places)
 
     @property
     def requests(self) -> Group:

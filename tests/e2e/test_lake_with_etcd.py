@@ -64,6 +64,13 @@ def test_a_lake_moves_to_an_etcd_outlives_its_faults_and_moves_back(etcd: EtcdCl
     assert found["cluster"]
     said = machine.good("cluster", "status").text
     assert f"etcd                                    {etcd.urls[0]}, " in said
+    [head] = machine.status()["heads"]
+    assert head["has_members"]
+    assert f"head {head['pid']} " in said
+    machine.good("cluster", "set", "out-after=20m", "out-stops=machine")
+    assert "after 1200 s of silence, while no more than a machine is away" in machine.good("cluster", "status").text
+    assert machine("cluster", "set", "out-after=1s").code == 2
+    assert machine("cluster", "set", "out=1s").code == 2
 
     machine.lose_power()
     machine.start()
@@ -95,6 +102,7 @@ def test_a_lake_moves_to_an_etcd_outlives_its_faults_and_moves_back(etcd: EtcdCl
     machine.init("prod", "--no-etcd")
     machine.start()
     assert "etcd" not in machine.status()
+    assert machine.status()["out_after_s"] == 1200, "settings move with the lake"
     for key in ("before", "there", "without its leader", "behind that"):
         assert machine.get(key) == LONG
     machine.put("back", LONG)
