@@ -70,8 +70,8 @@ NO_EPOCH: Final = RingEpoch(0)
 NO_GENERATION: Final = GcGeneration(0)
 FIRST_PARTITION: Final = Partition(0)
 LAST_PARTITION: Final = Partition(0xFFFF)
-_CLEARED_MAX: Final = COORDINATOR_OPERATIONS_MAX - 1
-"""One comparison is left for a coordinator that is fenced (`engine.coordinator.fenced_coordinator`)."""
+_CLEARED_MAX: Final = COORDINATOR_OPERATIONS_MAX - 2
+"""Two comparisons are left, for a coordinator that is fenced (`fenced_coordinator`), and for a term."""
 
 
 class Dirty(msgspec.Struct, frozen=True):

@@ -34,6 +34,7 @@ from engine.coordinator.moving import charge_of, refuse_unless_in_charge
 from engine.coordinator.names_leader import open_names_leader
 from engine.coordinator.reads_only_coordinator import ReadsOnlyCoordinator
 from engine.coordinator.records import LakeRecord
+from engine.coordinator.term_coordinator import TermCoordinator
 from engine.fabric.engine_fabric import EngineFabric
 from engine.format.layouts import StoreIdentity
 from engine.head.head import AboutMachine, Head, open_head
@@ -275,7 +276,8 @@ def _open_term(
     """Return what serves on names that lead."""
     store, gate = names.store, BindGate()
     joined = JoinedGeneration(store.metadata, gate)
-    upkeep = _upkeep(plan, names, etcd.coordinator, etcd, gate, joined, content, offload)
+    coordinator = TermCoordinator(etcd.coordinator, store.superblock.store_id)
+    upkeep = _upkeep(plan, names, coordinator, etcd, gate, joined, content, offload)
     service = NamesService(
         store,
         gate=gate,
@@ -284,7 +286,7 @@ def _open_term(
         coordinator=coordinator_group(ReadsOnlyCoordinator(etcd.coordinator)),
         checkpoints=checkpoints,
     )
-    return Term(service, upkeep.run)
+    return Term(service, upkeep.run, upkeep.begin)
 
 
 # --- a machine beside it -----------------------------------------------------------------------------
