@@ -34,6 +34,7 @@ from engine.coordinator.moving import charge_of, refuse_unless_in_charge
 from engine.coordinator.names_leader import open_names_leader
 from engine.coordinator.reads_only_coordinator import ReadsOnlyCoordinator
 from engine.coordinator.records import LakeRecord
+from engine.coordinator.repeating import Repeating
 from engine.fabric.engine_fabric import EngineFabric
 from engine.format.layouts import StoreIdentity
 from engine.head.head import AboutMachine, Head, open_head
@@ -46,6 +47,7 @@ from engine.lake.embedded_names import embedded_names
 from engine.lake.etcd_place import EtcdPlace, record_of
 from engine.lake.lake_etcd import LakeEtcd, open_lake_etcd
 from engine.lake.lake_members import START_PATIENCE_S, about_machine, members_to_start, registering, wait_for_members
+from engine.lake.left_etcd import closing_left_etcd
 from engine.lake.machine import keep_machine, made
 from engine.lake.machine_lock import machine_locked
 from engine.lake.member_processes import MemberProcesses
@@ -64,6 +66,7 @@ from engine.process.mirrored_names import LocalNames
 from engine.requests.bind import BindGate
 from engine.requests.dispatch import Group
 from engine.requests.table import NamesService
+from engine.store.keyed_store import KeyedStore
 from engine.store.local_store import ENGINE_THREADS
 from engine.stripes.stripes import LakeStripes
 from engine.tiers.arena import Arena
@@ -134,6 +137,7 @@ async def _open_lake(plan: LakePlan, about: AboutMachine | None, fabric: EngineF
                 plan = await learned(plan)
             else:
                 plan = await moved_over(plan)
+            await stack.enter_async_context(closing_left_etcd(plan))
         if plan.is_head or (plan.names_at and plan.machine.etcd is None):
             opening = _open_beside_names(plan, about, fabric)
         elif plan.machine.etcd is None:
@@ -252,6 +256,7 @@ async def _open_with_replica(plan: LakePlan, place: EtcdPlace, fabric: EngineFab
             open_term,
             failure=lambda: etcd.failure,
             make_room=etcd.make_room,
+            incarnation=bytes.fromhex(place.incarnation),
         )
         identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
         memory = await stack.enter_async_context(_head_memory(plan.tier, identity, offload, fabric))
@@ -280,7 +285,14 @@ def _open_term(
         coordinator=coordinator_group(ReadsOnlyCoordinator(etcd.coordinator)),
         checkpoints=checkpoints,
     )
-    return Term(service, upkeep.run)
+    return Term(service, partial(_keep_lake, upkeep, etcd.coordinator, store))
+
+
+async def _keep_lake(upkeep: LakeUpkeep, coordinator: Coordinator, store: KeyedStore) -> None:
+    """Keep the lake whole, and its records in the names, until cancelled."""
+    async with open_table(store) as table, trio.open_nursery() as nursery:
+        nursery.start_soon(Repeating(coordinator, table, store.clock).run)
+        await upkeep.run()
 
 
 # --- a machine beside it -----------------------------------------------------------------------------
