@@ -240,7 +240,7 @@ def test_what_a_rescue_shows_is_quoted() -> None:
     replica = ReplicaHere(here, Sequence(52130), repeated, (member,), is_in_charge=False)
     for line in rescue_lines(replica, ""):
         assert is_quoted(line.replace(here.hex(), "81d0e2...").replace(there.hex(), "5f1c7a...")), line
-    assert is_quoted(WHAT_IS_LOST)
+    assert is_quoted(WHAT_IS_LOST[1:])
 
 
 def _constants(path: Path) -> Iterator[str]:
