@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.terminal.output import iso_time, json_option, notice, write_json, write_line
+from lakefs.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from engine.lake.plan import LakePlan
@@ -21,21 +22,30 @@ WHAT_IS_LOST = (
 
 @click.command()
 @click.option("--from-here", is_flag=True, help="Begin again from this replica: no other has a higher group.")
+@click.option("--read-only", is_flag=True, help="Let the next start of lake serve serve reads of what it has.")
 @click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
 @click.option("--data", metavar="DIR", multiple=True, help="A folder on each device; else the settings' ones.")
 @json_option
-def rescue(data: tuple[str, ...], file: str | None, from_here: bool, as_json: bool) -> None:
+def rescue(data: tuple[str, ...], file: str | None, from_here: bool, read_only: bool, as_json: bool) -> None:
     """Let a lake whose etcd is lost for ever begin again from the replica of its names on this machine.
 
     Without --from-here nothing is changed: it shows the last group of this replica, and what this replica knows of the
     others.  Stop lake serve on all machines, and run it on each that has a replica.  Then use --from-here on the one
     with the highest group, start it, and let the others join it.
+
+    With --read-only the next start of lake serve lists and reads what this replica has, without the etcd, and refuses
+    changes; the start behind that is a normal one.
     """
     from cli.terminal.process import run_loop
+    from engine.lake.reads_only import ask_for_reads
     from engine.lake.rescue import looked_at, refuse_without_replica, rescued, why_lost
 
+    if from_here and read_only:
+        raise InvalidArgument("give --from-here or --read-only")
     plan = _plan(data, file)
     place = refuse_without_replica(plan)
+    if read_only and place is None:
+        raise InvalidArgument("the lake begins again from this replica, and has its names here: start it")
     reason = "" if place is None else run_loop(partial(why_lost, plan, place))
     here = run_loop(partial(looked_at, plan))
     if as_json:
@@ -43,6 +53,10 @@ def rescue(data: tuple[str, ...], file: str | None, from_here: bool, as_json: bo
     else:
         for line in rescue_lines(here, reason):
             write_line(line)
+    if read_only:
+        ask_for_reads(plan)
+        notice("lake: the next start of lake serve lists and reads what this replica has, and refuses changes")
+        return
     if not from_here:
         notice("lake: nothing was changed; stop lake serve on all machines, and run this on each that has a replica")
         notice(f"lake: {WHAT_IS_LOST}; to begin again from this one: lake cluster rescue --from-here")

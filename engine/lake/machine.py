@@ -51,6 +51,7 @@ class MachineRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     HOST:PORT of the machine with the names; empty: that is this one.  `is_made`: the lake has had its first table, and
     is never made anew.  `protect` is its protection.  `accept_loss` is for making it.  `etcd`: the lake's coordinator;
     None: it is a table of the names.  `left`: an etcd that was given up for lost, and has not said so itself yet.
+    `reads_only`: the next start serves reads of the names here, without the etcd.
     """
 
     machine: str
@@ -67,6 +68,7 @@ class MachineRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int = _VERSION
     etcd: EtcdPlace | None = None
     left: EtcdPlace | None = None
+    reads_only: bool = False
 
 
 def new_machine(lake_id: bytes) -> MachineRecord:
@@ -82,6 +84,11 @@ def made(record: MachineRecord, protection: Protection) -> MachineRecord:
 def without_left(record: MachineRecord) -> MachineRecord:
     """Return the record of a machine whose former etcd has said that it is not the lake's any more."""
     return _numbered(record, msgspec.structs.replace(record, left=None))
+
+
+def for_reads(record: MachineRecord, *, reads_only: bool) -> MachineRecord:
+    """Return the record of a machine whose next start serves reads alone, or all again."""
+    return _numbered(record, msgspec.structs.replace(record, reads_only=reads_only))
 
 
 def _numbered(before: MachineRecord, found: MachineRecord) -> MachineRecord:

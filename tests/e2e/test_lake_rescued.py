@@ -129,3 +129,47 @@ def has(machine: Machine, key: str, payload: bytes) -> None:
 
 def record_of(machine: Machine) -> Any:
     return read_machine(machine.devices[0])
+
+
+def test_a_replica_is_read_without_its_etcd_for_one_start(etcd: EtcdCluster, tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "machine", 2)
+    machine.init("prod", "--protect", "1+1", "--accept-loss", "--etcd", ",".join(etcd.urls))
+    machine.start()
+    try:
+        machine.put("object", LONG)
+        running = rescue(machine, "--read-only")
+        assert "nothing is lost, and nothing is to be rescued" in running.err
+        etcd.nodes[0].kill()
+        served = rescue(machine)
+        assert served.code == 75, "a lake that is served is not looked at"
+        machine.lose_power()
+        before = looked_at(machine)["group"]
+
+        done = rescue(machine, "--read-only")
+        assert done.code == 0, done
+        machine.start()
+        assert "only read" in machine.printed[0]
+        has(machine, "object", LONG)
+        assert "object" in machine.good("ls", "bucket/").text
+        for changing in (("put", "-", "bucket/another"), ("rm", "bucket/object"), ("mv", "bucket/object", "bucket/b")):
+            refused = machine(*changing, stdin=LONG)
+            assert refused.code == 74, refused
+            assert "the names of this machine are only read" in refused.err
+        assert machine("gc").code != 0
+        assert len(machine.status()["members"]) == 2
+        assert machine.stop() == 0
+        assert looked_at(machine)["group"] == before, "nothing was decided"
+
+        etcd.nodes[0].start(etcd.names)
+        machine.start()
+        machine.put("when it is back", LONG)
+        assert machine.get("object") == machine.get("when it is back") == LONG
+        assert machine.stop() == 0
+
+        etcd.nodes[0].kill()
+        assert rescue(machine, "--from-here").code == 0
+        machine.start()
+        assert machine.get("when it is back") == LONG
+        machine.put("behind", LONG)
+    finally:
+        stop_all([machine])

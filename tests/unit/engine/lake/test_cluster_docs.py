@@ -39,6 +39,7 @@ from engine.lake.lake_members import ADD_IT, HOLDS_NOTHING
 from engine.lake.machine import made, new_machine, write_machine
 from engine.lake.names_here import TABLE
 from engine.lake.plan import refuse_other_protection
+from engine.lake.reads_only import READS_ONLY
 from engine.lake.rescue import ReplicaHere
 from engine.lake_upkeep import names_replicas
 from engine.superblock.superblock import NO_CLUSTER, open_store, read_superblock, refuse_other_role
@@ -241,6 +242,7 @@ def test_what_a_rescue_shows_is_quoted() -> None:
     for line in rescue_lines(replica, ""):
         assert is_quoted(line.replace(here.hex(), "81d0e2...").replace(there.hex(), "5f1c7a...")), line
     assert is_quoted(WHAT_IS_LOST[1:])
+    assert is_quoted(READS_ONLY)
 
 
 def _constants(path: Path) -> Iterator[str]:
