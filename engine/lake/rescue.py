@@ -9,6 +9,7 @@ Rules kept here:
 - An etcd that answers and has the lake is not lost.
 - The first change in the replica is that of the charge, before anything else of the names runs: so a replica of which
   the rescue was cut off follows no log any more, and begins anew should the etcd return.
+- Numbers of nodes go on above those that the lost groups may have used: a mount knows files by them.
 - The record keeps the place of the etcd that was left, until that has said so itself (`engine.lake.left_etcd`).
 """
 
@@ -37,10 +38,13 @@ from engine.lake.names_here import TABLE, open_names
 from engine.lake.plan import LakePlan
 from engine.metadata.metadata_store import Metadata
 from engine.superblock.superblock import Superblock
+from engine.tables.views import Transaction
 from lakefs.errors import LakeError, PreconditionFailed
 from lakefs.ids import ReplicaId, Sequence
 
 NOT_LOST: Final = "answers, and has this lake: nothing is lost, and nothing is to be rescued"
+NUMBERS_SKIPPED: Final = 1 << 20
+"""Names that a lake makes within the seconds that are lost: some ten thousand each."""
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -135,6 +139,7 @@ async def rescued(plan: LakePlan) -> MachineRecord:
         table = NamesCoordinator(metadata, SystemClock())
         charge = await rescue(table, plan.lake_id, TABLE)
         table.close()
+        await skip_numbers(metadata)
         turns.append(charge.turn)
         yield
 
@@ -145,3 +150,14 @@ async def rescued(plan: LakePlan) -> MachineRecord:
         keep_machine([folder for folder in plan.folders if plan.is_wanted(folder)], machine, plan.token)
     _log.warning("the lake begins again from this replica of its names", to=TABLE)
     return machine
+
+
+async def skip_numbers(metadata: Metadata) -> None:
+    """Let numbers of nodes and births go on above those that lost groups may have used; durable on return."""
+
+    def decide(txn: Transaction) -> None:
+        txn.new_node_ids(NUMBERS_SKIPPED)
+        txn.new_births(NUMBERS_SKIPPED)
+
+    _, sequence = await metadata.commit(decide)
+    await metadata.wait_durable(sequence)

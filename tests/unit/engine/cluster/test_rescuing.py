@@ -18,6 +18,7 @@ from engine.coordinator.rescuing import EPOCHS_SKIPPED, GENERATIONS_SKIPPED, res
 from engine.group_log.assembly import ReplicaIsBehind
 from engine.lake.left_etcd import close_left
 from engine.lake.names_replica import refuse_other_time
+from engine.lake.rescue import NUMBERS_SKIPPED, skip_numbers
 from lakefs.cluster.table_format import pack, unpack
 from lakefs.errors import EngineUnreachable, PreconditionFailed, StoreUnusable
 from lakefs.ids import GcGeneration, Partition, RingEpoch, new_id16
@@ -181,5 +182,18 @@ def test_a_replica_of_another_time_of_the_lake_begins_anew() -> None:
             await rescue(table, LAKE, PLACE)
             with pytest.raises(ReplicaIsBehind, match="not of the time since the lake was moved"):
                 refuse_other_time(metadata, served.incarnation)
+
+    run(scenario)
+
+
+def test_numbers_of_nodes_go_on_above_those_of_the_groups_that_are_lost() -> None:
+    async def scenario() -> None:
+        disk = SimDisk(1)
+        async with names_store(disk) as (_, metadata):
+            lost, _ = await metadata.commit(lambda txn: txn.new_node_ids(30_000))
+            await skip_numbers(metadata)
+        async with names_store(disk) as (_, metadata):
+            first, _ = await metadata.commit(lambda txn: txn.new_node_id())
+            assert first >= lost + NUMBERS_SKIPPED
 
     run(scenario)
