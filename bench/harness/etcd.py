@@ -31,7 +31,7 @@ class EtcdNode:
     folder: Path
     options: Sequence[str] = ()
     command: Sequence[str] = ()
-    """What is put before the command, as that of a host (`bench.harness.hosts`)."""
+    """Goes before the command, as that of a host (`bench.harness.hosts`) does."""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self, cluster: str) -> None:

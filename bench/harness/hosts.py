@@ -36,7 +36,7 @@ class Host:
 
     @property
     def command(self) -> list[str]:
-        """What is put before a command that runs at this host."""
+        """Goes before a command that runs at this host."""
         return ["ip", "netns", "exec", self.namespace]
 
     def cut(self) -> None:
