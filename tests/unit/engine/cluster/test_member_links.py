@@ -71,8 +71,7 @@ class Pretended:
         self.away: set[MemberId] = set()
         self.is_silent = self.takes_nothing = False
         self.epoch = 1
-        self.table = b""
-        """The table that members have."""
+        self.table = b""  # that members have
         self.connecting = self.connects = 0
         self.open: dict[MemberId, Connection] = {}
         self.addresses: list[str] = []
@@ -449,15 +448,3 @@ class _Swallows(bytearray):
 
     def __iadd__(self, _: object) -> _Swallows:
         return self
-
-
-def test_a_member_that_takes_nothing_is_not_away() -> None:
-    async def body(world: World) -> None:
-        world.network.takes_nothing = True
-        with pytest.raises(CoordinatorLost):
-            await world.links.call(ONE, OFFER)
-        assert world.links.is_up(ONE)
-        await world.links.call(ONE, m.ListShards())
-        assert world.network.connects == 1, "on the same connection"
-
-    in_world(body)

@@ -1,4 +1,4 @@
-"""A member that refuses a request by an older table hands its own over, and the coordinator is not asked."""
+"""Members that refuse: one with a newer table hands it over, without the coordinator; one that takes nothing is up."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 import trio
 
 from lakefs.cluster.table_format import pack
-from lakefs.errors import StaleEpoch
+from lakefs.errors import CoordinatorLost, StaleEpoch
 from lakefs.ids import RingEpoch
 from lakefs.wire import messages as m
 from tests.unit.engine.cluster.stripe_rig import table_of
-from tests.unit.engine.cluster.test_member_links import ONE, World, ask, in_world
+from tests.unit.engine.cluster.test_member_links import OFFER, ONE, World, ask, in_world
 
 
 def newer_table() -> bytes:
@@ -73,5 +73,17 @@ def test_a_member_that_is_connected_hands_its_newer_table_over_at_once() -> None
         world.network.epoch, world.network.table = 2, newer_table()
         await world.links.call(ONE, m.ListShards())
         assert world.links.tables[0].ring_epoch == 2
+
+    in_world(body)
+
+
+def test_a_member_that_takes_nothing_is_not_away() -> None:
+    async def body(world: World) -> None:
+        world.network.takes_nothing = True
+        with pytest.raises(CoordinatorLost):
+            await world.links.call(ONE, OFFER)
+        assert world.links.is_up(ONE)
+        await world.links.call(ONE, m.ListShards())
+        assert world.network.connects == 1, "on the same connection"
 
     in_world(body)
