@@ -325,7 +325,6 @@ async def _open_for_reads(plan: LakePlan, fabric: EngineFabric) -> AsyncIterator
         store, gate = names.store, BindGate()
         coordinator = stack.enter_context(closing(NamesCoordinator(store.metadata, store.clock)))
         protection = await recorded_protection(coordinator)
-        plan, _ = with_deadline(plan, stack)  # which is never set: members here are read, and take nothing
         members = members_to_start(plan, protection, is_made=True)
         processes = await stack.enter_async_context(open_children(members, identified))
         await wait_for_members(processes, LakeState(coordinator), plan, protection, is_made=True)

@@ -111,7 +111,7 @@ def test_a_lake_with_too_few_that_take_shards_says_so_and_waits_for_nobody() -> 
         for number in (0, 1):
             take(rig.stores[id_of(number)], takes=False)
         began = trio.current_time()
-        with pytest.raises(ClusterDegraded):
+        with pytest.raises(ClusterDegraded, match="without a lease at the lake's coordinator"):
             await rig.store(payload_of(4 * KIB))
         assert trio.current_time() < began + 1
         assert len(rig.members.returning) == 3
