@@ -98,8 +98,8 @@ SCENES: Final[dict[str, Scene]] = {
 class SceneWorld(LakeWorld):
     """The run of one scene with one seed."""
 
-    def __init__(self, name: str, seed: int) -> None:
-        super().__init__(seed)
+    def __init__(self, name: str, seed: int, *, has_etcd: bool = False) -> None:
+        super().__init__(seed, has_etcd=has_etcd)
         self._name, self._scene = name, SCENES[name]
         self._protection, self._member_count = self._rng.choice(self._scene.lakes)
         self._is_rough = False
@@ -108,7 +108,7 @@ class SceneWorld(LakeWorld):
     @property
     def name(self) -> str:
         """See `LakeWorld.name`."""
-        return f'--scene "{self._name}" {self.seed}'
+        return f'--scene "{self._name}" {self.seed}{self._kind}'
 
     def _settings(self) -> UpkeepSettings:
         membership = MembershipSettings(out_after_s=self._scene.out_after_s, answer_s=3.0)

@@ -25,6 +25,7 @@ from tests.sim.cluster.devices import Device
 from tests.sim.cluster.forgetting import Forgetting
 from tests.sim.cluster.lake import SimLake, until
 from tests.sim.cluster.liars import Lie
+from tests.sim.cluster.names_place import NamesPlace
 from tests.sim.cluster.network import Connection, Way
 from tests.sim.cluster.operating import Operator
 from tests.sim.cluster.places import MEMBER_BYTES, NAMES_HOST, HeadPlace, MemberPlace
@@ -372,9 +373,8 @@ class Stage:
     @contextmanager
     def before_sweeps(self, act: Callable[[], Awaitable[None]]) -> Iterator[None]:
         """Let something happen when the walk of gc has ended: the names' disk is slow before members sweep."""
-        local = self.lake.names.local
-        assert local is not None
-        metadata = local.store.metadata
+        metadata = self.lake.names.metadata
+        assert metadata is not None
         sync = metadata.sync
 
         async def sync_slowly() -> None:
@@ -428,6 +428,7 @@ class Stage:
 
     def break_names_device(self, name: str, *, is_broken: bool) -> None:
         """Break a device of the names, or let it work again."""
+        assert isinstance(self.lake.names, NamesPlace)
         disk = self.lake.names.disks[name]
         assert isinstance(disk, Device)
         disk.is_broken = is_broken

@@ -26,7 +26,7 @@ from tests.sim.cluster.network import Network
 from tests.sim.cluster.process import causes_of
 from tests.sim.judges.history import SimFailure
 from tests.sim.replicas.customers import Customer, Promises
-from tests.sim.replicas.faults import KEYS, Faults, draw_faults
+from tests.sim.replicas.faults import KEYS, Faults, draw_faults, watch_caught_up
 from tests.sim.replicas.places import ReplicaPlace, Surroundings
 from tests.sim.replicas.quiet import Quiet
 from tests.sim.workloads.lives import draw_sizes
@@ -131,7 +131,7 @@ class ReplicasWorld:
         world.nodes.faults = draw_faults(self._chance)
         faults = Faults(world, CLIENTS, self.history.met)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(faults.watch_caught_up)
+            nursery.start_soon(watch_caught_up, world)
             async with trio.open_nursery() as busy:
                 busy.start_soon(faults.run, self._events)
                 for host in CLIENTS:
