@@ -39,14 +39,13 @@ from engine.stripes.stripes import LakeStripes
 from tests.sim.cluster.etcd_nodes import EtcdNodes, etcd_nodes
 from tests.sim.cluster.far_etcd import far_etcd
 from tests.sim.cluster.lake_records import keep_registered, make_lake
-from tests.sim.cluster.places import LAKE, MemberPlace, Surroundings, connecting
+from tests.sim.cluster.places import LAKE, REPLICA_HOSTS, MemberPlace, Surroundings, connecting
 from tests.sim.cluster.process import SimProcess
 from tests.sim.replicas.faults import KEYS, watch_caught_up
 from tests.sim.replicas.places import DriftingClock, ReplicaPlace, Surroundings as Machines
 from tests.sim.replicas.quiet import heal, wait_equal, wait_trimmed
 from tests.sim.world.stopped_tasks import stopping_tasks
 
-REPLICAS: Final = 2
 BESIDE: Final = "beside"
 """The host that makes the lake, and records its members, as each machine does for its own."""
 _EPOCH_KEY: Final = b"/lake/lake/keys/" + EPOCH_KEY
@@ -139,7 +138,7 @@ class EtcdNames:
         self, lake: Surroundings, machines: Machines, members: list[MemberPlace], nursery: trio.Nursery
     ) -> None:
         self.machines: Final = machines
-        self.replicas: Final = [LakeReplica(lake, machines, number, members) for number in range(REPLICAS)]
+        self.replicas: Final = [LakeReplica(lake, machines, number, members) for number in range(len(REPLICA_HOSTS))]
         machines.places += self.replicas
         self.met: Counter[str] = Counter()
         """The faults of the names that have happened."""
@@ -168,7 +167,7 @@ class EtcdNames:
     @property
     def hosts(self) -> Sequence[str]:
         """See `Names`."""
-        return [replica.machine for replica in self.replicas]
+        return REPLICA_HOSTS
 
     @property
     def is_up(self) -> bool:

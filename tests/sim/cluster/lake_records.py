@@ -37,9 +37,10 @@ async def keep_registered(state: LakeState, members: Sequence[MemberPlace], log:
     while True:
         for member in members:
             if member.is_up and member.id is not None and member.id not in known:
-                known.add(member.id)
+                record = _record(member)
                 try:
-                    await state.register(_record(member))
+                    await state.register(record)
+                    known.add(record.member)
                 except LakeError as error:
                     log(f"{member.name} is not recorded: {error!r}")
         await trio.sleep(1.0)

@@ -47,6 +47,8 @@ LAKE = b"a simulated lake"
 MEMBER_BYTES = 96 * MIB
 NAMES_BYTES = 96 * MIB
 NAMES_HOST = "names"
+REPLICA_HOSTS = "r0", "r1"
+"""Hosts of the names of a lake over an etcd."""
 
 
 @dataclass

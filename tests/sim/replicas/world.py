@@ -56,6 +56,7 @@ class ReplicasWorld:
     """The run of one seed."""
 
     def __init__(self, seed: int, operations: int = 15, events: int = 7) -> None:
+        self.seed = seed
         self.history = History(seed)
         self._operations = operations
         self._events = events
@@ -64,6 +65,11 @@ class ReplicasWorld:
         self._count = self._rng.choice((2, 3, 3))
         self._chance = self._rng.choice((0.0, 0.3, 1.0))
         self._piece_bytes = self._rng.choice((400, 2000, 1 << 20))
+
+    @property
+    def name(self) -> str:
+        """The arguments that run it again."""
+        return str(self.seed)
 
     def run(self) -> History:
         """Live the history; raise SimFailure when the names broke a promise."""
