@@ -17,7 +17,9 @@ OVER_ETCD: Final = [
         Weakening("epochs are retired before the walks, over an etcd", epochs_are_retired_unwalked).in_scene(
             "two members are drained at once"
         ),
-        Weakening("a lake reads names without the lease", reads_without_the_lease),
+        Weakening("a lake reads names without the lease", reads_without_the_lease).in_scene(
+            "two replicas of the names lead"
+        ),
         Weakening("a lake's names are trimmed that only the leader has", trimmed_behind_one),
     )
 ]

@@ -7,7 +7,7 @@ beginning until names are served again.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Final
 
 import trio
@@ -29,7 +29,7 @@ class ReplicaFaults:
         faults = Faults(names.machines, [head.host for head in lake.heads], names.met)
         names.machines.nodes.faults = draw_faults(lake.rng.choice(_CHANCES))
         self.kinds: Sequence[tuple[int, Event]] = [
-            (weight, partial(self._happens, kind)) for weight, kind in faults.kinds
+            (weight, update_wrapper(partial(self._happens, kind), kind)) for weight, kind in faults.kinds
         ]
 
     async def _happens(self, event: Event) -> None:

@@ -126,9 +126,9 @@ class Stage:
         async with self.client(head) as customer:
             await customer.put_in_session(name, content, rests)
 
-    async def remove(self, name: str) -> None:
+    async def remove(self, name: str, head: HeadPlace | None = None) -> None:
         """Remove an object."""
-        async with self.client() as customer:
+        async with self.client(head) as customer:
             await customer.remove_object(name)
 
     async def copy(self, source: str, target: str) -> None:
