@@ -232,7 +232,7 @@ class Names(Protocol):
 
     @property
     def metadata(self) -> Metadata | None:
-        """Those of the names that are served; None while they are away."""
+        """The metadata of the names that are served; None while they are away."""
         ...
 
     @property
