@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.operate.rescue import rescue
 from cli.terminal.output import json_option, notice, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import ConfigError, InvalidArgument
@@ -27,6 +28,9 @@ def cluster() -> None:
     MEMBER is the beginning of its id, as lake cluster status shows it, or its folder on this machine.  init, join and
     add write into this machine's data folders, and are run as the user of lake serve, or as root.
     """
+
+
+cluster.add_command(rescue)
 
 
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,8 +11,7 @@ Each coordinator says so in one key (`ChargeRecord`), with a turn that grows wit
 says so with the higher turn; so a crash at any point leaves one.  Another try goes on behind 4, and begins anew before.
 
 Rules kept here:
-- Copied is what lasts: keys without a lease, but for those of the names' replicas (`NAMES`) and of the etcd itself.
-  What else the destination held is removed.
+- Copied is what lasts (`engine.coordinator.lasting`).  What else the destination held is removed.
 - The destination is filled by transactions that compare its record, and serves only when what both hold is the same.
 - While the names' processes move a lake they serve nothing.  Processes elsewhere have a fence at the coordinator
   (`engine.coordinator.fenced_coordinator`), which 2 closes.
@@ -20,7 +19,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Final, NamedTuple
 
 import msgspec
@@ -37,15 +35,13 @@ from engine.coordinator.coordinator import (
     Operation,
     Put,
 )
-from engine.coordinator.lake_state import pages
-from engine.coordinator.records import CHARGE_KEY, ETCD_KEY, NAMES, Charge, ChargeRecord, decode, encode
+from engine.coordinator.lasting import BEGIN, batches, entries_of, lasting
+from engine.coordinator.records import CHARGE_KEY, Charge, ChargeRecord, decode, encode
 from lakefs.errors import EngineBusy, PreconditionFailed, StoreUnusable
 from lakefs.ids import new_id16
-from lakefs.limits import COORDINATOR_OPERATIONS_MAX, COORDINATOR_VALUE_BYTES_MAX
 
 COPIES_MAX: Final = 3
 """Times that everything is copied before a source that others change is given up."""
-_BEGIN: Final = b"\0"
 
 
 class Side(NamedTuple):
@@ -82,7 +78,7 @@ async def move(source: Side, destination: Side, lake: bytes) -> ChargeRecord:
         return served
     refuse_unless_in_charge(here, lake, source.place)
     assert here is not None, "it is in charge"
-    if there is None and (await destination.coordinator.range(_BEGIN, END, limit=1)).entries:
+    if there is None and (await destination.coordinator.range(BEGIN, END, limit=1)).entries:
         raise PreconditionFailed(
             f"{destination.place} holds keys of no known lake; remove them, or choose another name",
             subject=destination.place,
@@ -187,52 +183,21 @@ async def _change(side: Side, known: ChargeRecord | Entry | None, record: Charge
 async def _copy(source: Side, destination: Side, moving: ChargeRecord) -> None:
     """Let the destination hold what lasts of the source, and nothing else but its own record."""
     for _ in range(COPIES_MAX):
-        wanted = await _lasting(source.coordinator)
+        wanted = await lasting(source.coordinator)
         surplus: list[Operation] = []
         missing = dict(wanted)
-        async for entry in _entries(destination.coordinator):
+        async for entry in entries_of(destination.coordinator):
             if entry.key not in wanted and entry.key != CHARGE_KEY:
                 surplus.append(Delete(entry.key))
             elif entry.lease == NO_LEASE and wanted.get(entry.key) == entry.value:
                 del missing[entry.key]
-        for batch in _batches([*surplus, *(Put(key, value) for key, value in missing.items())]):
+        for batch in batches([*surplus, *(Put(key, value) for key, value in missing.items())]):
             if not (await destination.coordinator.transact([HasValue(CHARGE_KEY, encode(moving))], batch)).succeeded:
                 raise EngineBusy(f"another process moves the lake's coordinator to {destination.place}")
-        is_same = wanted == await _lasting(destination.coordinator) == await _lasting(source.coordinator)
+        is_same = wanted == await lasting(destination.coordinator) == await lasting(source.coordinator)
         if is_same:
             return
     raise EngineBusy(f"{source.place} is changed while it is copied: stop the lake on its other machines")
-
-
-async def _lasting(coordinator: Coordinator) -> dict[bytes, bytes]:
-    """Return the values of the keys that last."""
-    return {entry.key: entry.value async for entry in _entries(coordinator) if _lasts(entry)}
-
-
-def _lasts(entry: Entry) -> bool:
-    is_of_names = NAMES[0] <= entry.key < NAMES[1]
-    return entry.lease == NO_LEASE and not is_of_names and entry.key not in (CHARGE_KEY, ETCD_KEY)
-
-
-async def _entries(coordinator: Coordinator) -> AsyncIterator[Entry]:
-    async for page in pages(coordinator, _BEGIN, END):
-        for entry in page.entries:
-            yield entry
-
-
-def _batches(operations: Iterable[Operation]) -> Iterator[list[Operation]]:
-    """Yield the operations of each transaction: bounded in their number and bytes."""
-    batch: list[Operation] = []
-    batch_bytes = 0
-    for operation in operations:
-        taken = len(operation.key) + (len(operation.value) if isinstance(operation, Put) else 0)
-        if batch and (len(batch) == COORDINATOR_OPERATIONS_MAX or batch_bytes + taken > COORDINATOR_VALUE_BYTES_MAX):
-            yield batch
-            batch, batch_bytes = [], 0
-        batch.append(operation)
-        batch_bytes += taken
-    if batch:
-        yield batch
 
 
 async def _charge_entry(coordinator: Coordinator) -> Entry | None:

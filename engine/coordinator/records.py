@@ -13,6 +13,7 @@
     names/SHARD/...             LogRecord, ...    the log of the names' groups (`engine.format.group_parts`)
     coordinator                 ChargeRecord      whether this coordinator is the lake's, or has been, or will be
     etcd                        EtcdRecord        where the lake's etcd is, for machines that join
+    repeated                    RepeatedRecord    in a table of the names beside an etcd: when these keys were repeated
     names/0000/leader           LeaderRecord      the replica of the names that leads, on its lease
 
 A value is a msgpack array that begins with its version; fields are appended, never moved.  An unknown version is
@@ -46,6 +47,7 @@ EPOCHS: Final = b"epochs/", b"epochs0"
 """Begin and end of the keys of ring epochs' tables."""
 CHARGE_KEY: Final = b"coordinator"
 ETCD_KEY: Final = b"etcd"
+REPEATED_KEY: Final = b"repeated"
 NAMES: Final = b"names/", b"names0"
 """Begin and end of the keys of the names themselves: who leads, and what their replicas share."""
 LEADER_KEY: Final = LogKeys(FIRST_SHARD).leader
@@ -222,6 +224,25 @@ class EtcdRecord(msgspec.Struct, frozen=True, array_like=True):
     incarnation: str = ""
 
 
+class RepeatedReplica(msgspec.Struct, frozen=True, array_like=True):
+    """A replica of the names as the leader knew it: its id, its machine's, and its last report (`ReplicaRecord`)."""
+
+    replica: bytes
+    machine: str
+    kept: Sequence
+    said_ns: int
+
+
+class RepeatedRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The coordinator's keys were repeated into a table of the names up to this time, by the leader's wall clock.
+
+    `replicas`: those that are not removed, as the leader knew them then.
+    """
+
+    said_ns: int
+    replicas: tuple[RepeatedReplica, ...] = ()
+
+
 class LeaderRecord(msgspec.Struct, frozen=True, array_like=True):
     """The replica of the names that leads: its id, its machine's, and the addresses at which it serves.
 
@@ -252,6 +273,7 @@ Record = (
     | ReplicaRecord
     | ChargeRecord
     | EtcdRecord
+    | RepeatedRecord
     | LeaderRecord
 )
 R = TypeVar("R", bound=Record)

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from lakefs.errors import StoreDamaged, StoreUnusable
-from lakefs.ids import NamesShard, Revision, Sequence
+from lakefs.ids import NamesShard, ReplicaId, Revision, Sequence
 from lakefs.layout import Layout
 from lakefs.limits import COORDINATOR_VALUE_BYTES_MAX, GROUP_BYTES_MAX
 
@@ -62,6 +62,10 @@ class LogKeys:
     def replica(self, replica: bytes) -> bytes:
         """Key of a replica."""
         return self.replicas[0] + replica.hex().encode()
+
+    def replica_of(self, key: bytes) -> ReplicaId:
+        """Return the replica that has a key."""
+        return ReplicaId(bytes.fromhex(key.removeprefix(self.replicas[0]).decode()))
 
     def hold(self, replica: bytes) -> bytes:
         """Key of a replica that begins anew."""

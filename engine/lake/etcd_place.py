@@ -29,11 +29,13 @@ class EtcdPlace(EtcdRecord, frozen=True, omit_defaults=True, array_like=False):
     """The etcd of a lake as a machine's record has it.
 
     `cluster` and `incarnation` are empty until the lake has moved there.  `leaves`: it is to move back.  `is_own`:
-    endpoints and files were given for this machine alone.
+    endpoints and files were given for this machine alone.  `left_turn`: the turn of the lake's coordinator that was
+    begun without this etcd, which was lost; 0: it was not given up.
     """
 
     leaves: bool = False
     is_own: bool = False
+    left_turn: int = 0
 
     @property
     def is_settled(self) -> bool:

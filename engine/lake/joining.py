@@ -193,7 +193,7 @@ def _etcd_of(machine: MachineRecord, place: Place) -> EtcdPlace | None:
 def _machine_for(folders: Sequence[Path], lake_id: bytes) -> MachineRecord:
     """Return the record of this machine in a lake.  StoreUnusable, PreconditionFailed as for `join`."""
     for folder in folders:
-        if holds_names(folder) and not any(record.names_at for record in records_in([folder])):
+        if holds_names(folder) and not any(map(_has_replica, records_in([folder]))):
             raise PreconditionFailed(f"{folder} holds names: this machine is the one to join", subject=str(folder))
     found = look_at_folders(folders)
     if found.lake_id == lake_id:
@@ -203,6 +203,11 @@ def _machine_for(folders: Sequence[Path], lake_id: bytes) -> MachineRecord:
             f"the folders are of another lake, {found.lake_id.hex()}, not of {lake_id.hex()}", subject=str(folders[0])
         )
     return new_machine(lake_id)
+
+
+def _has_replica(record: MachineRecord) -> bool:
+    """Return True if the names on a machine with this record are one replica of several."""
+    return bool(record.names_at) or (record.etcd is not None and record.etcd.is_settled)
 
 
 def _written(folders: Sequence[Path], before: MachineRecord, wanted: MachineRecord, token: str) -> MachineRecord:

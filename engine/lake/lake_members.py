@@ -79,6 +79,15 @@ def registering(state: LakeState, plan: LakePlan) -> Served[MemberPlan]:
     return served
 
 
+async def identified(member: MemberProcess) -> None:
+    """Note the id of a member that serves, and record nothing."""
+    folder = member.plan.folder
+    try:
+        member.member_id = MemberId(survey_superblocks(LocalDisk(folder)).good.store_id)
+    except (LakeError, OSError) as error:
+        _log.error("a member is not shown: its store does not say its id", folder=str(folder), reason=str(error))
+
+
 async def take_new_folders(plan: LakePlan, processes: MemberProcesses, names: LocalNames | None) -> None:
     """Start members in folders that become wanted: prepared ones, and those whose disk is mounted late.
 

@@ -36,6 +36,7 @@ from engine.lake.machine import MachineRecord, clients_token, token_in
 from engine.lake.member_processes import MemberPlan
 from engine.lake.parts import LakeParts, open_lake
 from engine.lake.plan import LakePlan, TierPlan, refuse_other_protection
+from engine.lake.reads_only import READS_ONLY
 from engine.process.places import group_id, judge_permissions, places_made
 from engine.process.rdma_device import rdma_device, rdma_of_heads
 from engine.process.running import (
@@ -103,6 +104,8 @@ class RunningLake(Running):
     def read_only_because(self) -> str:
         """See `Running`."""
         names = self.parts.names
+        if self.parts.reads_only:
+            return READS_ONLY
         return "" if names is None else names.local.store.read_only_because
 
     async def listen(self, nursery: trio.Nursery) -> None:
@@ -154,7 +157,7 @@ async def run_lake(
     with places_made(config):
         judge_permissions(config, group)
         plan = plan_lake(config, member_command, options or LakeOptions())
-        head_command = head_command if config.heads > 1 else None
+        head_command = head_command if config.heads > 1 and not plan.machine.reads_only else None
         device = rdma_device if head_command is None else rdma_of_heads
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as opening:
@@ -330,7 +333,11 @@ def _running(kind: Callable[..., R], config: Config, lake: LakeParts, group: int
     )
     machine = lake.plan.machine
     title = f"lake    {machine.name or machine.lake}  ({len(lake.processes.all)} members"
-    title += f", protection {lake.protection}" + (f", names at {machine.names_at})" if machine.names_at else ")")
+    title += (
+        f", protection {lake.protection}"
+        + (", only read" if lake.reads_only else "")
+        + (f", names at {machine.names_at})" if machine.names_at else ")")
+    )
     network = TrioNetwork(group=group)
     return kind(
         config=config,

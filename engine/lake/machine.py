@@ -50,7 +50,8 @@ class MachineRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     `number` grows with each change.  `listen`: HOST:PORT for other machines; empty: there are none.  `names_at`:
     HOST:PORT of the machine with the names; empty: that is this one.  `is_made`: the lake has had its first table, and
     is never made anew.  `protect` is its protection.  `accept_loss` is for making it.  `etcd`: the lake's coordinator;
-    None: it is a table of the names.
+    None: it is a table of the names.  `left`: an etcd that was given up for lost, and has not said so itself yet.
+    `reads_only`: the next start serves reads of the names here, without the etcd.
     """
 
     machine: str
@@ -66,6 +67,8 @@ class MachineRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     accept_loss: bool = False
     version: int = _VERSION
     etcd: EtcdPlace | None = None
+    left: EtcdPlace | None = None
+    reads_only: bool = False
 
 
 def new_machine(lake_id: bytes) -> MachineRecord:
@@ -75,15 +78,36 @@ def new_machine(lake_id: bytes) -> MachineRecord:
 
 def made(record: MachineRecord, protection: Protection) -> MachineRecord:
     """Return the record of a machine whose lake has its first table, with that protection."""
-    found = msgspec.structs.replace(record, is_made=True, protect=str(protection))
-    return found if found == record else msgspec.structs.replace(found, number=record.number + 1)
+    return _numbered(record, msgspec.structs.replace(record, is_made=True, protect=str(protection)))
+
+
+def without_left(record: MachineRecord) -> MachineRecord:
+    """Return the record of a machine whose former etcd has said that it is not the lake's any more."""
+    return _numbered(record, msgspec.structs.replace(record, left=None))
+
+
+def for_reads(record: MachineRecord, *, reads_only: bool) -> MachineRecord:
+    """Return the record of a machine whose next start serves reads alone, or all again."""
+    return _numbered(record, msgspec.structs.replace(record, reads_only=reads_only))
+
+
+def _numbered(before: MachineRecord, found: MachineRecord) -> MachineRecord:
+    return found if found == before else msgspec.structs.replace(found, number=before.number + 1)
 
 
 def with_etcd(record: MachineRecord, etcd: EtcdPlace | None) -> MachineRecord:
     """Return the record with another etcd, or with none."""
     version = _VERSION if etcd is None else _VERSION_WITH_ETCD
     found = msgspec.structs.replace(record, etcd=etcd, version=version)
-    return found if found == record else msgspec.structs.replace(found, number=record.number + 1)
+    return _numbered(record, found)
+
+
+def rescued(record: MachineRecord, turn: int) -> MachineRecord:
+    """Return the record of a machine with the names of a lake that has given up its etcd in that turn."""
+    if record.etcd is None:
+        return record
+    left = msgspec.structs.replace(record.etcd, left_turn=turn)
+    return with_etcd(msgspec.structs.replace(record, names_at="", left=left), None)
 
 
 def read_machine(folder: Path) -> MachineRecord | None:

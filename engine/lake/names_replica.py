@@ -9,6 +9,8 @@ Rules kept here:
 - A machine with names keeps its replica.  One without becomes a replica while the lake has fewer than REPLICAS_WANTED.
 - Nothing that ends a term ends the process: members and heads go on, and reach whoever leads.
 - A replica that is lost with its disk is forgotten when its machine has another one.
+- A replica that is of another time of the lake begins anew: before it was moved to this coordinator, or rescued, the
+  groups of the same numbers may have been others.  The table in the names says of which it is (`moving`).
 - The service of a term is its own, with its gate, upkeep and connections: another leader is a restarted engine.
 """
 
@@ -23,9 +25,10 @@ import structlog
 import trio
 
 from engine.coordinator.coordinator import Coordinator
+from engine.coordinator.coordinator_table import entry_of
 from engine.coordinator.lake_state import pages
 from engine.coordinator.names_leader import NamesLeader
-from engine.coordinator.records import LeaderRecord, ReplicaRecord, decode
+from engine.coordinator.records import CHARGE_KEY, ChargeRecord, LeaderRecord, ReplicaRecord, decode
 from engine.format.group_parts import FIRST_SHARD, LogKeys
 from engine.group_log.assembly import ReplicaIsBehind
 from engine.group_log.checkpoint_requests import checkpoint_group
@@ -76,16 +79,19 @@ class NamesReplica:
         *,
         failure: Callable[[], str] = str,
         make_room: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+        incarnation: bytes = b"",
     ) -> None:
         """`open_term` makes what serves on names that lead, with the handlers of other replicas' requests.
 
         `failure`: why the coordinator cannot be asked now; empty: it can.  `make_room`: see `ReplicaPlace`.
+        `incarnation`: of the lake's coordinator; empty: replicas are not asked of which they are.
         """
         self._host = host
         self._lake = lake
         self._coordinator = coordinator
         self._open_term = open_term
         self._make_room = make_room
+        self._incarnation = incarnation
         self._here: ConnectNames | None = None
         self._replica: ReplicaId | None = None
         self._metadata: Metadata | None = None
@@ -175,7 +181,9 @@ class NamesReplica:
     async def _leading(self, metadata: Metadata, superblock: Superblock) -> AsyncIterator[None]:
         record = self._host.leader_record(superblock)
         place = replica_place(self._coordinator, self._host.clock, self._lake, record)
-        self._replica, self._metadata = place.replica, metadata
+        self._replica = place.replica
+        refuse_other_time(metadata, self._incarnation)
+        self._metadata = metadata
         try:
             async with leading(metadata, replace(place, make_room=self._make_room), self._caught_up.set):
                 yield
@@ -221,3 +229,13 @@ async def running_replica(replica: NamesReplica) -> AsyncIterator[None]:
         nursery.start_soon(replica.run)
         yield
         await replica.stop()
+
+
+def refuse_other_time(metadata: Metadata, incarnation: bytes) -> None:
+    """Raise ReplicaIsBehind unless names are of this incarnation of the lake's coordinator; empty: of any."""
+    if not incarnation:
+        return
+    with metadata.view() as view:
+        entry = entry_of(view, CHARGE_KEY)
+    if entry is None or decode(ChargeRecord, entry.value).incarnation != incarnation:
+        raise ReplicaIsBehind("this replica of the names is not of the time since the lake was moved to its etcd")

@@ -31,9 +31,11 @@ from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.coordinator_requests import coordinator_group
 from engine.coordinator.lake_state import NO_EPOCH, NO_GENERATION, LakeState
 from engine.coordinator.moving import charge_of, refuse_unless_in_charge
+from engine.coordinator.names_coordinator import NamesCoordinator
 from engine.coordinator.names_leader import open_names_leader
 from engine.coordinator.reads_only_coordinator import ReadsOnlyCoordinator
 from engine.coordinator.records import LakeRecord
+from engine.coordinator.repeating import Repeating
 from engine.fabric.engine_fabric import EngineFabric
 from engine.format.layouts import StoreIdentity
 from engine.head.head import AboutMachine, Head, open_head
@@ -44,15 +46,25 @@ from engine.lake.beside_names import NAMES_PAUSE_S, WAITING_FOR_NAMES, learned, 
 from engine.lake.children import open_children
 from engine.lake.embedded_names import embedded_names
 from engine.lake.etcd_place import EtcdPlace, record_of
+from engine.lake.head_memory import head_memory
 from engine.lake.lake_etcd import LakeEtcd, open_lake_etcd
-from engine.lake.lake_members import START_PATIENCE_S, about_machine, members_to_start, registering, wait_for_members
+from engine.lake.lake_members import (
+    START_PATIENCE_S,
+    about_machine,
+    identified,
+    members_to_start,
+    registering,
+    wait_for_members,
+)
+from engine.lake.left_etcd import closing_left_etcd
 from engine.lake.machine import keep_machine, made
 from engine.lake.machine_lock import machine_locked
 from engine.lake.member_processes import MemberProcesses
 from engine.lake.moving_over import moved_over
 from engine.lake.names_here import TABLE, open_names, open_table
 from engine.lake.names_replica import NamesReplica, Term, running_replica
-from engine.lake.plan import LakePlan, TierPlan, refuse_other_protection
+from engine.lake.plan import LakePlan, refuse_other_protection
+from engine.lake.reads_only import end_with_this_start, reading, recorded_protection
 from engine.lake.replica_host import MachineHost
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
@@ -64,14 +76,11 @@ from engine.process.mirrored_names import LocalNames
 from engine.requests.bind import BindGate
 from engine.requests.dispatch import Group
 from engine.requests.table import NamesService
+from engine.store.keyed_store import KeyedStore
 from engine.store.local_store import ENGINE_THREADS
 from engine.stripes.stripes import LakeStripes
-from engine.tiers.arena import Arena
-from engine.tiers.dram_tier import DramTier
-from engine.tiers.tier_index import open_tier_index
 from lakefs.cluster.protection import Protection
 from lakefs.errors import EngineBusy, EngineUnreachable
-from lakefs.grants.dram_slabs import SLAB_BYTES
 from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import ThreadOffload
 from lakefs.ids import BootId, new_id16
@@ -107,6 +116,8 @@ class LakeParts:
     """This opening made the lake's first table."""
     replica: NamesReplica | None = None
     """The replica of the names on this machine, in a lake with etcd."""
+    reads_only: bool = False
+    """The names are those of a replica that takes no changes."""
 
 
 def open_lake(
@@ -128,12 +139,16 @@ def open_lake(
 @asynccontextmanager
 async def _open_lake(plan: LakePlan, about: AboutMachine | None, fabric: EngineFabric) -> AsyncIterator[LakeParts]:
     async with AsyncExitStack() as stack:
+        if plan.machine.reads_only and plan.machine.etcd is not None and not plan.is_head:
+            yield await stack.enter_async_context(_open_for_reads(plan, fabric))
+            return
         if not plan.is_head:
             if plan.names_at:
                 stack.enter_context(machine_locked(plan.folders))
                 plan = await learned(plan)
             else:
                 plan = await moved_over(plan)
+            await stack.enter_async_context(closing_left_etcd(plan))
         if plan.is_head or (plan.names_at and plan.machine.etcd is None):
             opening = _open_beside_names(plan, about, fabric)
         elif plan.machine.etcd is None:
@@ -165,7 +180,7 @@ async def _open_with_names(plan: LakePlan, fabric: EngineFabric) -> AsyncIterato
         content = await _open_content(stack, plan, coordinator, offload)
         upkeep = _upkeep(plan, names, coordinator, None, gate, joined, content, offload)
         serving = partial(NamesService, store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
-        memory = await stack.enter_async_context(_head_memory(plan.tier, store.superblock.identity, offload, fabric))
+        memory = await stack.enter_async_context(head_memory(plan.tier, store.superblock.identity, offload, fabric))
         connect = embedded_names(serving())
         about = partial(about_machine, plan, processes)
         head = await _open_head(stack, plan, about, connect, content, offload, store.clock, memory, fabric)
@@ -252,9 +267,10 @@ async def _open_with_replica(plan: LakePlan, place: EtcdPlace, fabric: EngineFab
             open_term,
             failure=lambda: etcd.failure,
             make_room=etcd.make_room,
+            incarnation=bytes.fromhex(place.incarnation),
         )
         identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
-        memory = await stack.enter_async_context(_head_memory(plan.tier, identity, offload, fabric))
+        memory = await stack.enter_async_context(head_memory(plan.tier, identity, offload, fabric))
         about = partial(about_machine, plan, processes)
         head = await _open_head(stack, plan, about, replica.connect, content, offload, SystemClock(), memory, fabric)
         await stack.enter_async_context(running_replica(replica))
@@ -280,7 +296,45 @@ def _open_term(
         coordinator=coordinator_group(ReadsOnlyCoordinator(etcd.coordinator)),
         checkpoints=checkpoints,
     )
-    return Term(service, upkeep.run)
+    return Term(service, partial(_keep_lake, upkeep, etcd.coordinator, store))
+
+
+async def _keep_lake(upkeep: LakeUpkeep, coordinator: Coordinator, store: KeyedStore) -> None:
+    """Keep the lake whole, and its records in the names, until cancelled."""
+    async with open_table(store) as table, trio.open_nursery() as nursery:
+        nursery.start_soon(Repeating(coordinator, table, store.clock).run)
+        await upkeep.run()
+
+
+# --- a replica that is only read ------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _open_for_reads(plan: LakePlan, fabric: EngineFabric) -> AsyncIterator[LakeParts]:
+    async with AsyncExitStack() as stack:
+        stack.enter_context(machine_locked(plan.folders))
+        end_with_this_start(plan)
+        offload = await stack.enter_async_context(ThreadOffload(ENGINE_THREADS, "lake"))
+        names = await stack.enter_async_context(open_names(plan, reading, is_new=False))
+        store, gate = names.store, BindGate()
+        coordinator = stack.enter_context(closing(NamesCoordinator(store.metadata, store.clock)))
+        protection = await recorded_protection(coordinator)
+        members = members_to_start(plan, protection, is_made=True)
+        processes = await stack.enter_async_context(open_children(members, identified))
+        await wait_for_members(processes, LakeState(coordinator), plan, protection, is_made=True)
+        content = await _open_content(stack, plan, coordinator, offload)
+        joined = JoinedGeneration(store.metadata, gate)
+        upkeep = _upkeep(
+            plan, names, coordinator, None, gate, joined, content, offload
+        )  # for its status: it never runs
+        service = NamesService(store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
+        memory = await stack.enter_async_context(head_memory(plan.tier, store.superblock.identity, offload, fabric))
+        about, connect = partial(about_machine, plan, processes), embedded_names(service)
+        head = await _open_head(stack, plan, about, connect, content, offload, store.clock, memory, fabric)
+        _log.warning("the names are only read, and may be old", sequence=store.metadata.durable_sequence)
+        yield LakeParts(
+            plan, processes, content.links, head, protection, offload, None, is_made_now=False, reads_only=True
+        )
 
 
 # --- a machine beside it -----------------------------------------------------------------------------
@@ -299,7 +353,7 @@ async def _open_beside_names(
         content = await _open_content(stack, plan, coordinator, offload)
         protection = Protection(record.data_shards, record.parity_shards)
         identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
-        memory = await stack.enter_async_context(_head_memory(plan.tier, identity, offload, fabric))
+        memory = await stack.enter_async_context(head_memory(plan.tier, identity, offload, fabric))
         about = about or partial(about_machine, plan, processes)
         head = await _open_head(stack, plan, about, lake.connect, content, offload, SystemClock(), memory, fabric)
         yield LakeParts(plan, processes, content.links, head, protection, offload, None, is_made_now=False)
@@ -378,18 +432,3 @@ async def _open_head(
     head = await stack.enter_async_context(opening)
     stack.callback(content.links.view.on_change(head.parts.homes.look))
     return head
-
-
-@asynccontextmanager
-async def _head_memory(
-    plan: TierPlan, identity: StoreIdentity, offload: Offload, fabric: EngineFabric
-) -> AsyncIterator[HeadMemory]:
-    """Open the head's DRAM tier as planned, and its shared index.  EngineBusy: memory is short."""
-    slabs_max = plan.size_bytes // SLAB_BYTES
-    if not slabs_max:
-        yield HeadMemory()
-        return
-    arena = await offload.run(partial(Arena, slabs_max, registered=fabric.registered))
-    with closing(DramTier(arena)) as tier:
-        async with open_tier_index(tier, offload, identity, plan.hot_index, plan.hot_index_entries) as index:
-            yield HeadMemory(tier, index)

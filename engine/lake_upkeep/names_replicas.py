@@ -123,7 +123,7 @@ class NamesReplicas:
             self._seen[entry.key] = _Seen(entry.revision, looks)
 
     def _replica(self, entry: Entry, leader: ReplicaId | None, durable: Sequence) -> dict[str, Any]:
-        record, replica = decode(ReplicaRecord, entry.value), _replica_of(entry.key)
+        record, replica = decode(ReplicaRecord, entry.value), _KEYS.replica_of(entry.key)
         seen = self._seen.get(entry.key)
         state = "follows"
         if record.is_removed:
@@ -148,7 +148,3 @@ class NamesReplicas:
     async def _leader(self) -> ReplicaId | None:
         entry = (await self._coordinator.get(LEADER_KEY)).entry
         return None if entry is None else ReplicaId(decode(LeaderRecord, entry.value).replica)
-
-
-def _replica_of(key: bytes) -> ReplicaId:
-    return ReplicaId(bytes.fromhex(key.removeprefix(_KEYS.replicas[0]).decode()))

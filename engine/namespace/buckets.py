@@ -46,9 +46,14 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(BucketRecord)
 
 
+def is_initialised(view: View) -> bool:
+    """Return True if the root node exists."""
+    return view.get(Table.NODES, node_key(ROOT_NODE)) is not None
+
+
 def initialise(txn: Transaction) -> None:
     """Make the root node unless it exists; called once, when a store is created."""
-    if txn.get(Table.NODES, node_key(ROOT_NODE)) is None:
+    if not is_initialised(txn):
         root = Node(kind=NodeKind.FOLDER, blob=EMPTY_BLOB, mode=0o755)
         txn.insert(Table.NODES, node_key(ROOT_NODE), root.pack())
 

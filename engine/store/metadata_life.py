@@ -27,7 +27,7 @@ from engine.format.sizes import MetadataSizes
 from engine.host.tasks import plain_errors
 from engine.metadata.metadata_store import Metadata
 from engine.metadata.opening import open_metadata
-from engine.namespace.buckets import initialise
+from engine.namespace.buckets import initialise, is_initialised
 from engine.store.features import Features
 from engine.superblock import superblock as superblocks
 from engine.superblock.reserve import Reserve
@@ -166,8 +166,7 @@ class MetadataLife:
             try:
                 async with leading(metadata, self.opened.superblock):
                     await first()
-                    _, sequence = await metadata.commit(initialise)
-                    await metadata.wait_durable(sequence)
+                    await _initialised(metadata)
                     yield
             finally:
                 self.reserve.close()
@@ -192,3 +191,12 @@ class MetadataLife:
         assert features.superblock.clean_sequence is None, "the superblock of an open store is not clean"
         clean = replace(features.superblock, clean_sequence=clean_sequence)
         await self.offload.run(write_superblock, self.disk, clean, self.reserve)
+
+
+async def _initialised(metadata: Metadata) -> None:
+    """Let the root node exist, durably.  A store that has one is not changed, as it may refuse changes."""
+    with metadata.view() as view:
+        if is_initialised(view):
+            return
+    _, sequence = await metadata.commit(initialise)
+    await metadata.wait_durable(sequence)

@@ -14,18 +14,20 @@ from typing import Any, Final
 
 import trio
 
-from engine.coordinator.coordinator import Coordinator, Put
+from engine.coordinator.coordinator import Coordinator, IsAbsent, Put
 from engine.coordinator.coordinator_requests import coordinator_group
 from engine.coordinator.fenced_coordinator import FencedCoordinator, open_fenced_coordinator
 from engine.coordinator.lake_state import LakeState
-from engine.coordinator.moving import take_charge
+from engine.coordinator.moving import Side, move, take_charge
 from engine.coordinator.names_leader import open_names_leader
 from engine.coordinator.reads_only_coordinator import ReadsOnlyCoordinator
 from engine.coordinator.records import EPOCH_KEY, EpochRecord, decode
 from engine.etcd.etcd_coordinator import EtcdCoordinator
 from engine.head.names_link import ConnectNames
 from engine.host.tasks import plain_errors
+from engine.lake.names_here import TABLE, open_table
 from engine.lake.names_replica import NamesReplica, Term, running_replica
+from engine.lake.parts import _keep_lake
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.members.member_links import MemberLinks, open_member_links
@@ -36,7 +38,7 @@ from engine.requests.dispatch import Group
 from engine.requests.table import NamesService
 from engine.store.metadata_life import always_leading
 from engine.stripes.stripes import LakeStripes
-from tests.sim.cluster.etcd_nodes import EtcdNodes, etcd_nodes
+from tests.sim.cluster.etcd_nodes import etcd_nodes
 from tests.sim.cluster.far_etcd import far_etcd
 from tests.sim.cluster.lake_records import keep_registered, make_lake
 from tests.sim.cluster.places import LAKE, REPLICA_HOSTS, MemberPlace, Surroundings, connecting
@@ -79,7 +81,7 @@ class LakeReplica(ReplicaPlace):
     async def _live(self, process: SimProcess) -> None:
         connect = connecting(self.world.network, self.machine, self._members, hears_lies=False)
         async with (
-            _fenced(self.world.nodes, self.machine, process) as (etcd, coordinator),
+            _fenced(self.world, self.machine, process) as (etcd, coordinator),
             open_member_links(coordinator, connect) as links,
             open_names_leader(coordinator) as leader,
         ):
@@ -92,6 +94,7 @@ class LakeReplica(ReplicaPlace):
                 self._open_term,
                 failure=lambda: coordinator.failure,
                 make_room=etcd.make_room,
+                incarnation=coordinator.incarnation,
             )
             async with running_replica(replica):
                 await process.serve_until_stopped()
@@ -124,7 +127,7 @@ class LakeReplica(ReplicaPlace):
         async def keep_whole() -> None:
             self.upkeep, self.led_since = upkeep, trio.current_time()
             try:
-                await upkeep.run()
+                await _keep_lake(upkeep, coordinator, store)
             finally:
                 self.upkeep = None
 
@@ -147,15 +150,19 @@ class EtcdNames:
         self._nursery = nursery
 
     async def make(self) -> None:
-        """Make the lake, and let its machines run."""
+        """Make the lake, move it to the etcd as a start does (`engine.lake.moving_over`), and let its machines run."""
         first = self.replicas[0]
-        async with first.open_names(always_leading, None, is_new=True) as names:
-            origin = names.store.superblock.store_id
+        async with (
+            first.open_names(always_leading, None, is_new=True) as names,
+            open_table(names.store) as table,
+            far_etcd(self.machines.nodes, BESIDE) as etcd,
+        ):
+            await make_lake(LakeState(table), self._lake.protection, self._members)
+            await take_charge(table, LAKE)
+            served = await move(Side(table, TABLE), Side(etcd, _WORDS), LAKE)
+            await etcd.transact([IsAbsent(KEYS.log)], [Put(KEYS.origin, names.store.superblock.store_id)])
         first.is_caught_up = True
-        async with far_etcd(self.machines.nodes, BESIDE) as etcd:
-            await etcd.transact([], [Put(KEYS.origin, origin)])
-            await take_charge(etcd, LAKE)
-            await make_lake(LakeState(etcd), self._lake.protection, self._members)
+        self.machines.incarnation = served.incarnation
         self._nursery.start_soon(self._keep_registered)
         for replica in self.replicas:
             self._nursery.start_soon(replica.keep)
@@ -199,10 +206,7 @@ class EtcdNames:
     @asynccontextmanager
     async def reached(self, near: str, process: SimProcess) -> AsyncIterator[tuple[Coordinator, ConnectNames]]:
         """See `Names`."""
-        async with (
-            _fenced(self.machines.nodes, near, process) as (_, coordinator),
-            open_names_leader(coordinator) as leader,
-        ):
+        async with _fenced(self.machines, near, process) as (_, coordinator), open_names_leader(coordinator) as leader:
             yield coordinator, self.machines.names_from(near, leader)
 
     async def watch(self) -> None:
@@ -229,12 +233,12 @@ def _etcd_state() -> dict[str, Any]:
 
 @asynccontextmanager
 async def _fenced(
-    nodes: EtcdNodes, near: str, process: SimProcess
+    machines: Machines, near: str, process: SimProcess
 ) -> AsyncIterator[tuple[EtcdCoordinator, FencedCoordinator]]:
     """Yield a process's etcd, and the coordinator behind its fence, as `open_lake_etcd` does."""
     async with (
-        far_etcd(nodes, near, process=process) as etcd,
-        open_fenced_coordinator(etcd, LAKE, _WORDS) as coordinator,
+        far_etcd(machines.nodes, near, process=process) as etcd,
+        open_fenced_coordinator(etcd, LAKE, _WORDS, machines.incarnation) as coordinator,
     ):
         await coordinator.check()
         yield etcd, coordinator

@@ -79,6 +79,8 @@ class Surroundings:
     sizes: StoreSizes
     log: Callable[[str], None]
     places: list[ReplicaPlace] = field(default_factory=list)
+    incarnation: bytes = b""
+    """The coordinator's, when a lake was moved to it."""
 
     def new_random(self) -> random.Random:
         """Make a source of chance for a part, so that parts do not disturb each other."""

@@ -18,10 +18,11 @@ from grpc import StatusCode
 from cli.operate.cluster import cluster
 from cli.operate.lake_lines import lake_lines, outlives, replica_lines
 from cli.operate.replacing import check_room, smaller_by
+from cli.operate.rescue import WHAT_IS_LOST, rescue_lines
 from cli.serve.serve import serve
 from engine.coordinator.moving import refuse_unless_in_charge
 from engine.coordinator.reads_only_coordinator import MOVED
-from engine.coordinator.records import Charge, ChargeRecord
+from engine.coordinator.records import Charge, ChargeRecord, MemberRecord, RepeatedRecord, RepeatedReplica
 from engine.etcd.etcd_link import EtcdAccess, EtcdLink
 from engine.etcd.etcd_messages import RangeResponse
 from engine.etcd.etcd_status import Status, error_of
@@ -38,12 +39,15 @@ from engine.lake.lake_members import ADD_IT, HOLDS_NOTHING
 from engine.lake.machine import made, new_machine, write_machine
 from engine.lake.names_here import TABLE
 from engine.lake.plan import refuse_other_protection
+from engine.lake.reads_only import READS_ONLY
+from engine.lake.rescue import ReplicaHere
 from engine.lake_upkeep import names_replicas
 from engine.superblock.superblock import NO_CLUSTER, open_store, read_superblock, refuse_other_role
 from engine.walker import membership
 from engine.walker.member_openings import CAME_BACK_OLD
 from lakefs.cluster.protection import Protection
 from lakefs.errors import LakeError, StoreLocked
+from lakefs.ids import MemberId, ReplicaId, Sequence
 from lakefs.limits import GIB
 from lakefs.ports import DiskLock
 from lakefs.transport.address import parse_address
@@ -227,6 +231,18 @@ def test_lines_of_the_replicas_of_names_are_quoted() -> None:
     assert is_quoted(REMOVED)
     assert "`stop lake serve on its machine first`" in QUOTED
     assert "stop lake serve on its machine first" in " ".join(_constants(Path(names_replicas.__file__)))
+
+
+def test_what_a_rescue_shows_is_quoted() -> None:
+    here, there = ReplicaId(b"a" * 16), ReplicaId(b"b" * 16)
+    said_ns = 1_796_029_964 * 10**9
+    repeated = RepeatedRecord(said_ns, (RepeatedReplica(there, "m4", Sequence(52101), said_ns),))
+    member = MemberRecord(MemberId(here), ("tcp://10.0.0.4:9101",), 1, ("device", "m4", "", ""))
+    replica = ReplicaHere(here, Sequence(52130), repeated, (member,), is_in_charge=False)
+    for line in rescue_lines(replica, ""):
+        assert is_quoted(line.replace(here.hex(), "81d0e2...").replace(there.hex(), "5f1c7a...")), line
+    assert is_quoted(WHAT_IS_LOST[1:])
+    assert is_quoted(READS_ONLY)
 
 
 def _constants(path: Path) -> Iterator[str]:
