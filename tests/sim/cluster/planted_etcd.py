@@ -12,10 +12,10 @@ OVER_ETCD: Final = [
     weakened.over_etcd()
     for weakened in (
         Weakening("epochs are retired before all members know, over an etcd", epochs_are_retired_unsaid).in_scene(
-            "a head learns late of a table"
+            "a head learns late of a table", first=2
         ),
         Weakening("epochs are retired before the walks, over an etcd", epochs_are_retired_unwalked).in_scene(
-            "two members are drained at once"
+            "two members are drained at once", first=2
         ),
         Weakening("a lake reads names without the lease", reads_without_the_lease).in_scene(
             "two replicas of the names lead"

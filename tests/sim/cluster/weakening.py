@@ -31,9 +31,9 @@ class Weakening:
         """Return it as it is looked for in a scene."""
         return replace(self, scene=scene, first=first, seeds=10)
 
-    def over_etcd(self, first: int = 0) -> Weakening:
+    def over_etcd(self) -> Weakening:
         """Return it as it is looked for in lakes over an etcd."""
-        return replace(self, has_etcd=True, first=first)
+        return replace(self, has_etcd=True)
 
     def world(self, seed: int) -> LakeWorld:
         """Return the world of a seed."""
