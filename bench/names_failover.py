@@ -2,10 +2,10 @@
 
     python -m bench.names_failover [--rounds N]
 
-Three machines of one lake (processes with a loopback address each) and an etcd of three nodes, all on this machine and
-its disk.  A client at a machine that is not touched puts one small object after the other; each fault is counted from
-its signal to the next put that was acknowledged, and is healed before the next one.  Every acknowledged object is read
-back at the end.
+Three machines of one lake and an etcd of three nodes, each at a host of its own (a network namespace, which takes
+root), all on this machine and its disk.  A client at a machine that is not touched puts one small object after the
+other; each fault is counted from its signal to the next put that was acknowledged, and is healed before the next one.
+Every acknowledged object is read back at the end.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import os
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,12 +24,14 @@ from typing import Final
 
 import lakefs
 from bench.harness.etcd import EtcdCluster, running_etcd
+from bench.harness.hosts import Host, hosts, hosts_can_be_made
 from bench.harness.machines import LakeMachine
 
 WAIT_S: Final = 120.0
 GOALS: Final = {
     "the leader's process is killed, and started again (from its start)": "1 s",
     "the leader's machine is lost": "10 s",
+    "the leader's machine is cut off, and everything stays silent": "10 s",
     "etcd's leader is killed": "3 s",
     "etcd's leader is stopped": "3 s",
 }
@@ -38,13 +41,12 @@ class Bed:
     """The lake and its etcd."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
-        self.etcd: EtcdCluster = stack.enter_context(running_etcd(folder / "etcd", 3))
-        hosts = [f"127.{os.getpid() >> 8 & 0xFF}.{os.getpid() & 0xFF}.{number}" for number in (11, 12, 13)]
-        counts = (2, 1, 1)
-        self.machines = [
-            LakeMachine(folder / f"m{number}", host, count)
-            for number, (host, count) in enumerate(zip(hosts, counts, strict=True))
-        ]
+        found = stack.enter_context(hosts("e1", "e2", "e3", "m1", "m2", "m3"))
+        at = [found[name] for name in ("e1", "e2", "e3")]
+        self.etcd: EtcdCluster = stack.enter_context(running_etcd(folder / "etcd", at=at))
+        counts = {"m1": 2, "m2": 1, "m3": 1}
+        self.machines = [LakeMachine(folder / name, found[name], count) for name, count in counts.items()]
+        self.hosts: dict[str, Host] = {host.address: host for host in found.values()}
         first, *others = self.machines
         first.init("failover", "--protect", "1+1", "--accept-loss", "--etcd", ",".join(self.etcd.urls))
         stack.enter_context(first)
@@ -152,6 +154,16 @@ def _machine(bed: Bed, leader: LakeMachine) -> float:
     return seconds[0]
 
 
+def _cut_off(bed: Bed, leader: LakeMachine) -> float:
+    seconds: list[float] = []
+    host = bed.hosts[leader.host]
+    with _counted(seconds):
+        host.cut()
+        bed.put_until_acknowledged(_other(bed, leader))
+    host.join()
+    return seconds[0]
+
+
 def _etcd_killed(bed: Bed, leader: LakeMachine) -> float:
     seconds: list[float] = []
     node = bed.etcd.leader()
@@ -181,7 +193,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How long names are away when their leader, or etcd's, is lost.")
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
-    faults: tuple[Fault, ...] = (_process, _machine, _etcd_killed, _etcd_stopped)
+    if not hosts_can_be_made():
+        sys.exit("no network namespaces: they take root, and iproute2")
+    faults: tuple[Fault, ...] = (_process, _machine, _cut_off, _etcd_killed, _etcd_stopped)
     with tempfile.TemporaryDirectory(prefix="failover-") as folder, ExitStack() as stack:
         bed = Bed(stack, Path(folder))
         print(f"{'fault':<68} {'goal':>5} {'median':>8} {'worst':>8}")

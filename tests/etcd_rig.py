@@ -12,6 +12,7 @@ import pytest
 
 from bench.harness import etcd
 from bench.harness.etcd import EtcdCluster, EtcdNode, etcdctl, free_ports
+from bench.harness.hosts import Host
 
 __all__ = ["EtcdCluster", "EtcdNode", "etcdctl", "free_ports", "needs_etcd", "running_etcd"]
 
@@ -26,9 +27,9 @@ def needs_etcd() -> None:
 
 @contextmanager
 def running_etcd(
-    folder: Path, count: int = 1, *, scheme: str = "http", options: Sequence[str] = ()
+    folder: Path, count: int = 1, *, scheme: str = "http", options: Sequence[str] = (), at: Sequence[Host] = ()
 ) -> Iterator[EtcdCluster]:
-    """Run an etcd of so many nodes in a folder, which is not there yet."""
+    """Run an etcd of so many nodes in a folder, which is not there yet; or of one at each of these hosts."""
     needs_etcd()
-    with etcd.running_etcd(folder, count, scheme=scheme, options=options) as cluster:
+    with etcd.running_etcd(folder, count, scheme=scheme, options=options, at=at) as cluster:
         yield cluster

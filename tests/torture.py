@@ -46,6 +46,7 @@ class Part:
 PARTS = {
     "simulator": Part("tests.sim.campaign", {"--crashes": 100_000, "--operations": 1_000_000}),
     "lakes": Part("tests.sim.cluster.campaign", {"--histories": 5000}),
+    "etcd-lakes": Part("tests.sim.cluster.etcd_campaign", {"--histories": 5000}),
     "replicas": Part("tests.sim.replicas.campaign", {"--histories": 5000}),
     "cycles": Part("tests.crash.cycles", {"--cycles": 1000}, has_jobs=False),
     "mount-cycles": Part("tests.crash.mount_cycles", {"--count": 200}, has_jobs=False),

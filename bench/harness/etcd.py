@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from bench.harness.hosts import Host
+
 _STARTED_WITHIN_S: Final = 30.0
 _TRIES: Final = 3
 """Times that a cluster is started: another process may take a port between its choice and its use."""
@@ -28,6 +30,8 @@ class EtcdNode:
     peer_url: str
     folder: Path
     options: Sequence[str] = ()
+    command: Sequence[str] = ()
+    """Goes before the command, as that of a host (`bench.harness.hosts`) does."""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self, cluster: str) -> None:
@@ -36,6 +40,7 @@ class EtcdNode:
         with log:
             self.process = subprocess.Popen(
                 [
+                    *self.command,
                     *("etcd", "--name", self.name, "--data-dir", str(self.folder), "--logger=zap"),
                     *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
                     *("--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url),
@@ -95,11 +100,11 @@ def etcdctl(urls: Sequence[str], *command: str, user: str = "") -> str:
 
 @contextmanager
 def running_etcd(
-    folder: Path, count: int = 1, *, scheme: str = "http", options: Sequence[str] = ()
+    folder: Path, count: int = 1, *, scheme: str = "http", options: Sequence[str] = (), at: Sequence[Host] = ()
 ) -> Iterator[EtcdCluster]:
-    """Run an etcd of so many nodes in a folder, which is not there yet."""
+    """Run an etcd of so many nodes in a folder, which is not there yet; or of one at each of these hosts."""
     for turn in range(_TRIES):
-        cluster = _made(folder / str(turn), count, scheme, options)
+        cluster = _made_at(folder / str(turn), at) if at else _made(folder / str(turn), count, scheme, options)
         try:
             for node in cluster.nodes:
                 node.start(cluster.names)
@@ -125,6 +130,19 @@ def _made(folder: Path, count: int, scheme: str, options: Sequence[str]) -> Etcd
                 options,
             )
             for number in range(count)
+        ]
+    )
+
+
+def _made_at(folder: Path, at: Sequence[Host]) -> EtcdCluster:
+    folder.mkdir(parents=True)
+    return EtcdCluster(
+        [
+            EtcdNode(
+                *(f"n{number}", f"http://{host.address}:2379", f"http://{host.address}:2380", folder / f"n{number}"),
+                command=host.command,
+            )
+            for number, host in enumerate(at, 1)
         ]
     )
 

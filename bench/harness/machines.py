@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from bench.harness.hosts import Host
 from bench.harness.process import EngineProcess, lake_command, run_lake
 
 PORT: Final = 9100
@@ -19,14 +20,15 @@ PORT: Final = 9100
 class LakeMachine(EngineProcess):
     """One machine: started at the beginning of its block, stopped cleanly at its end."""
 
-    def __init__(self, folder: Path, host: str, devices: int, *flags: str, spares: int = 0) -> None:
+    def __init__(self, folder: Path, host: str | Host, devices: int, *flags: str, spares: int = 0) -> None:
         """Prepare a machine with so many devices, each a folder; `flags` are further flags of `lake serve`.
 
-        `spares`: folders more that it serves once they are added.
+        `host`: an address of loopback, or where it runs.  `spares`: folders more that it serves once they are added.
         """
         super().__init__(folder, *flags)
-        self.host = host
-        self.listen = f"{host}:{PORT}"
+        self._at = host if isinstance(host, Host) else None
+        self.host = host.address if isinstance(host, Host) else host
+        self.listen = f"{self.host}:{PORT}"
         self.devices = [folder / f"disk{number}" for number in range(1, devices + 1)]
         self.spares = [folder / f"disk{number}" for number in range(devices + 1, devices + spares + 1)]
         self.data = self.devices[0]
@@ -35,7 +37,8 @@ class LakeMachine(EngineProcess):
     def serve_command(self) -> list[str]:
         """Return the command that serves this machine."""
         folders = [part for device in (*self.devices, *self.spares) for part in ("--data", str(device))]
-        return [*lake_command(), "serve", *folders, "--socket", str(self.socket)]
+        at = self._at.command if self._at is not None else []
+        return [*at, *lake_command(), "serve", *folders, "--socket", str(self.socket)]
 
     def init(self, name: str, *options: str) -> None:
         """Make a lake with the names on this machine."""

@@ -149,6 +149,8 @@ class Repeating:
                     await self._changed.wait()
 
     async def _put(self, waiting: Mapping[bytes, bytes | None]) -> None:
+        """Put values; those that change meanwhile stay noted, also if they change back to what the table has now."""
+        self._unknown.update(waiting)
         charge = (await self._table.get(CHARGE_KEY)).entry
         if charge is None or decode(ChargeRecord, charge.value).state is not Charge.LEFT:
             raise EngineBusy("the table in the names is not one that was left for another coordinator")
@@ -162,7 +164,6 @@ class Repeating:
 
     async def _transact(self, compare: HasValue, batch: list[Operation]) -> None:
         changes = [operation for operation in batch if operation.key != REPEATED_KEY]
-        self._unknown.update([change.key for change in changes])
         if not (await self._table.transact([compare], batch)).succeeded:
             raise EngineBusy("the coordinator's table in the names was changed by another process")
         for change in changes:

@@ -2,6 +2,7 @@
 
 Rules kept here:
 - A client waits at most NAMES_CONNECT_S for a leader that answers; one that does not yet is tried again until then.
+- A connect is given up when another replica leads: a machine that is cut off refuses no connection.
 - A connection ends when another replica leads, or none does: another leader is a restarted engine to every client.
 - On the leader's machine its Unix socket is used, if it has one.
 """
@@ -86,11 +87,31 @@ async def _connected(
     while True:
         found = await leader.wait()
         try:
-            return found, await stack.enter_async_context(connect_to(found.record)())
+            return found, await stack.enter_async_context(_while_it_leads(leader, found, connect_to(found.record)))
         except EngineUnreachable:
             if trio.current_time() + AWAY_PAUSE_S_MIN >= connecting.deadline:
                 raise
         await trio.sleep(AWAY_PAUSE_S_MIN)
+
+
+@asynccontextmanager
+async def _while_it_leads(leader: NamesLeader, found: Leader, connect: ConnectNames) -> AsyncIterator[NamesConnection]:
+    """Connect to a leader.  EngineUnreachable, also when it is deposed before there is a connection."""
+    with trio.CancelScope() as connecting, plain_errors():
+        async with trio.open_nursery() as nursery:
+            looking = trio.CancelScope()
+
+            async def look() -> None:
+                with looking:
+                    await leader.wait_deposed(found)
+                    connecting.cancel()
+
+            nursery.start_soon(look)
+            async with connect() as connection:
+                looking.cancel()
+                yield connection
+    if connecting.cancelled_caught:
+        raise EngineUnreachable("the replica of the names that led does not lead any more")
 
 
 async def _wait_ended(leader: NamesLeader, found: Leader, connection: NamesConnection) -> None:

@@ -78,7 +78,15 @@ Connect = Callable[[MemberRecord], AbstractAsyncContextManager[MemberClient]]
 class MemberLink:
     """The link to one member.  Used on the loop; its task runs in the nursery of its owner."""
 
-    def __init__(self, member: MemberId, view: LakeView, connect: Connect, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        member: MemberId,
+        view: LakeView,
+        connect: Connect,
+        nursery: trio.Nursery,
+        was_lost: Callable[[MemberLink], None] = lambda _: None,
+    ) -> None:
+        """`was_lost` is called each time when the connection was lost, in the same step."""
         self.member: Final = member
         self.client: MemberClient | None = None
         """The connection; None while there is none."""
@@ -91,6 +99,7 @@ class MemberLink:
         self._view = view
         self._connect = connect
         self._nursery = nursery
+        self._was_lost = was_lost
         self._is_kept = False
         self._woken = trio.Event()
         self._settled = trio.Event()
@@ -153,6 +162,7 @@ class MemberLink:
             self.client = self.begins = None
             self._settled = trio.Event()
             self._woken.set()
+            self._was_lost(self)
 
     def wake(self) -> None:
         """Look anew at the lake's records, in the link's task."""

@@ -3,6 +3,8 @@
 Rules kept here:
 - A request about shards that is not answered within MEMBER_ANSWER_S is given up, and its member is away.  Longer ones
   (a sweep of gc) are given up only when the member is silent, which the connection finds out (`connect_member`).
+- When a member is lost, the others of its machine are asked for a sign of life: so a put that meets a machine that is
+  cut off does not wait for the silence of one member after the other.
 - When a member answers StaleEpoch, newer tables are read before that is raised.
 - At most MEMBER_LINKS_MAX connections are open, and some more for a moment: the one that was unused for longest goes.
 - Errors name the member.
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final
 
 import trio
@@ -35,6 +37,8 @@ from lakefs.ports import Network
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
+NEIGHBOUR_SIGN_S: Final = 2.0
+"""Time that a member has for a sign of life when another one of its machine was lost."""
 _LIMITED: Final = (m.StoreShards, m.OfferShards, m.ReadChunks)
 _OF_AN_EPOCH: Final = (m.StoreShards, m.OfferShards, m.DropShards)
 
@@ -118,6 +122,8 @@ class MemberLinks:
         self._connect = connect
         self._nursery = nursery
         self._links: dict[MemberId, MemberLink] = {}
+        self._asked: set[MemberLink] = set()
+        """Links whose members are asked for a sign of life."""
         self._is_closed = False
 
     def close(self) -> None:
@@ -202,10 +208,38 @@ class MemberLinks:
         if link is None:
             if not self._is_known(member):
                 raise EngineUnreachable(f"member {member.hex()[:12]} is not of this lake", subject=member.hex())
-            link = self._links[member] = MemberLink(member, self.view, self._connect, self._nursery)
+            link = self._links[member] = MemberLink(
+                member, self.view, self._connect, self._nursery, self._ask_neighbours
+            )
         if link.client is None:
             self._close_surplus()
         return link
+
+    def _ask_neighbours(self, lost: MemberLink) -> None:
+        """Ask the other members of a machine for a sign of life, as one of them was lost."""
+        machine = self._machine(lost.member)
+        for member, link in self._links.items():
+            if machine and link.client is not None and link not in self._asked and self._machine(member) == machine:
+                self._asked.add(link)
+                self._nursery.start_soon(self._ask_for_a_sign, link, link.client)
+
+    async def _ask_for_a_sign(self, link: MemberLink, client: MemberClient) -> None:
+        link.begin()
+        try:
+            with trio.move_on_after(NEIGHBOUR_SIGN_S) as patience, suppress(LakeError):
+                reply = await client.call(m.Ping())
+                reply.body.release()
+            if patience.cancelled_caught:
+                link.lose(client, EngineUnreachable("it is silent, and another member of its machine was lost"))
+        finally:
+            link.end()
+            self._asked.discard(link)
+
+    def _machine(self, member: MemberId) -> str:
+        """Return the machine of a member; empty if that is not known."""
+        record = self.view.members.get(member)
+        _, machine, *_ = (*(record.domains if record is not None else ()), "", "")
+        return machine
 
     def _close_surplus(self) -> None:
         """Make room for one more connection, if there is one that nobody uses."""

@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 import traceback
+from functools import partial
 
 import structlog
 
@@ -23,13 +24,16 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "END"), default=(0, 50))
     parser.add_argument("--scene", choices=list(SCENES), help="run this scene with that seed")
     parser.add_argument("--scenes", type=int, nargs=2, metavar=("FIRST", "END"), help="run scenes, in turn")
+    parser.add_argument("--etcd", action="store_true", help="over an etcd, with replicas of the names")
     parser.add_argument("--log", action="store_true", help="show the engine's log")
     asked = parser.parse_args()
     if not asked.log:
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     if asked.seed is not None:
-        return _show(SceneWorld(asked.scene, asked.seed) if asked.scene else LakeWorld(asked.seed))
-    worlds = map(scene_of, range(*asked.scenes)) if asked.scenes else map(LakeWorld, range(*asked.seeds))
+        scene, seed = asked.scene, asked.seed
+        return _show(SceneWorld(scene, seed, has_etcd=asked.etcd) if scene else LakeWorld(seed, has_etcd=asked.etcd))
+    whole = partial(LakeWorld, has_etcd=asked.etcd)
+    worlds = map(scene_of, range(*asked.scenes)) if asked.scenes else map(whole, range(*asked.seeds))
     failed = sum(not _run(world) for world in worlds)
     say(f"{len(range(*asked.scenes or asked.seeds))} histories, {failed} failed")
     return 1 if failed else 0

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import structlog
 
@@ -16,23 +17,28 @@ from tests.sim.cluster.scenes import scene_of
 from tests.sim.cluster.world import History, LakeWorld
 
 SAID_EVERY = 50
+TrySeed = Callable[[int], History | str]
 
 
 def try_seed(seed: int) -> History | str:
     """Run a history, every third a scene; return it, or its failure with the line that repeats it."""
-    world = scene_of(seed // 3) if seed % 3 == 2 else LakeWorld(seed)
+    return outcome_of(scene_of(seed // 3) if seed % 3 == 2 else LakeWorld(seed))
+
+
+def outcome_of(world: LakeWorld) -> History | str:
+    """Run a history; return it, or its failure with the line that repeats it."""
     try:
         return world.run()
     except Exception as error:  # noqa: BLE001 - whatever went wrong is the seed's finding
         return failure_of(world, error)
 
 
-def run_campaign(first: int, histories: int, jobs: int) -> int:
+def run_campaign(first: int, histories: int, jobs: int, try_one: TrySeed = try_seed, what: str = "a lake") -> int:
     """Run that many histories; return how many failed."""
     began, failed = time.monotonic(), 0
     met: Counter[str] = Counter()
     with multiprocessing.get_context("fork").Pool(jobs, _be_quiet, maxtasksperchild=200) as pool:
-        for count, outcome in enumerate(pool.imap_unordered(try_seed, range(first, first + histories)), 1):
+        for count, outcome in enumerate(pool.imap_unordered(try_one, range(first, first + histories)), 1):
             if isinstance(outcome, str):
                 failed += 1
                 say(outcome)
@@ -42,7 +48,7 @@ def run_campaign(first: int, histories: int, jobs: int) -> int:
                 minutes = (time.monotonic() - began) / 60
                 faults = sum(met.values()) - sum(met[what] for what in ("operations", "failures", "keyed operations"))
                 say(
-                    f"{count} histories of a lake in {minutes:.1f} min: {met['operations']} operations of clients, "
+                    f"{count} histories of {what} in {minutes:.1f} min: {met['operations']} operations of clients, "
                     f"{faults} faults; {failed} failed"
                 )
     return failed
@@ -52,14 +58,14 @@ def _be_quiet() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
-def main() -> int:
+def main(try_one: TrySeed = try_seed, what: str = "a lake", module: str = "campaign") -> int:
     """Run a campaign; return 0 when every history kept the promises, 1 otherwise."""
-    parser = argparse.ArgumentParser(prog="python -m tests.sim.cluster.campaign")
+    parser = argparse.ArgumentParser(prog=f"python -m tests.sim.cluster.{module}")
     parser.add_argument("--histories", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=int(time.time()) * 1000, help="the first (default: the time)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
-    return 1 if run_campaign(asked.seed, asked.histories, asked.jobs) else 0
+    return 1 if run_campaign(asked.seed, asked.histories, asked.jobs, try_one, what) else 0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ clients to do wrong: repeat, believe, give up and hope.
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -49,6 +49,11 @@ _NO_LEADER: Final = Status(_UNAVAILABLE, "etcdserver: no leader")
 _TIMED_OUT: Final = Status(_UNAVAILABLE, "etcdserver: request timed out")
 
 
+Meet = Callable[[str, Method, Any, bool], Awaitable[None]]
+"""Awaited by each request when it has arrived, and by its answer when that leaves: with the sender's host, and True for
+an answer."""
+
+
 @dataclass
 class EtcdFaults:
     """The part of messages that meets each fault, from 0 to 1; and the most seconds of those that take long."""
@@ -78,6 +83,10 @@ class EtcdNodes:
         self.rng: Final = rng
         self.state: Final = SimEtcd(quota_bytes=quota_bytes)
         self.faults = EtcdFaults()
+        self.deaf: set[str] = set()
+        """Hosts to which watches bring nothing."""
+        self.meet: Meet | None = None
+        """A point of scenes."""
         self.streams: dict[EtcdStream, None] = {}
         self.leader: str | None = hosts[0]
         self._away: dict[str, None] = {}
@@ -252,7 +261,8 @@ class EtcdStream:
 
     def is_silent(self) -> bool:
         """Return True while nothing arrives."""
-        return self._nodes.network.way(self.host, self._near) is Way.SILENT or not self._nodes.serves(self.host)
+        is_held = self._near in self._nodes.deaf or self._nodes.network.way(self.host, self._near) is Way.SILENT
+        return is_held or not self._nodes.serves(self.host)
 
 
 @asynccontextmanager

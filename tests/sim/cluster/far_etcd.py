@@ -121,7 +121,11 @@ class SimEtcdLink(EtcdLink):
             return
         if self._meets(faults.holds_requests):
             await pause(chance.uniform(0.0, faults.held_s))
+        if self._nodes.meet is not None:
+            await self._nodes.meet(self._near, method, request, False)
         answer = await self._nodes.serve(host, method, request)
+        if self._nodes.meet is not None:
+            await self._nodes.meet(self._near, method, request, True)
         if self._meets(faults.loses_answers):
             answer = RESET
         elif self._meets(faults.holds_answers):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
+from tests.sim.cluster.etcd_names import EtcdNames
 from tests.sim.cluster.forgetting import Forgetting
 from tests.sim.cluster.lake import SimLake
 from tests.sim.cluster.member_faults import MemberFaults
-from tests.sim.cluster.names_faults import NamesFaults
+from tests.sim.cluster.names_faults import HeadFaults, NamesFaults
+from tests.sim.cluster.names_place import NamesPlace
 from tests.sim.cluster.operating import Operator
 from tests.sim.cluster.putting_back import PuttingBack
+from tests.sim.cluster.replica_faults import ReplicaFaults
 from tests.sim.judges.history import SimFailure
 
 Event = Callable[[], Awaitable[None]]
@@ -24,7 +27,7 @@ class Faults:
 
     def __init__(self, lake: SimLake) -> None:
         self._lake = lake
-        members, names, operator = MemberFaults(lake), NamesFaults(lake), Operator(lake)
+        members, operator = MemberFaults(lake), Operator(lake)
         forgetting = Forgetting(lake, operator)
         self._kinds: list[tuple[int, Event]] = [
             (6, members.crash_member),
@@ -36,10 +39,8 @@ class Faults:
             (2, members.fail_disk),
             (3, forgetting.forget),
             (3, PuttingBack(lake, operator).put_back),
-            (3, names.crash_names),
-            (4, names.break_names_device),
-            (2, names.trouble_names),
-            (2, names.kill_head),
+            *_of_names(lake),
+            (2, HeadFaults(lake).kill_head),
             (3, operator.lose_device),
             (3, operator.rot),
             (2, operator.drain),
@@ -54,6 +55,7 @@ class Faults:
         kinds, weights = [kind for _, kind in self._kinds], [weight for weight, _ in self._kinds]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look_if_healed)
+            nursery.start_soon(self._lake.names.watch)
             async with trio.open_nursery() as events:
                 for _ in range(count):
                     await trio.sleep(rng.choice((0.2, 2.0, 6.0, 15.0)))
@@ -78,3 +80,11 @@ class Faults:
                 lake.log("the lake is healed")
                 lake.met["healed"] += 1
                 lake.health.healed()
+
+
+def _of_names(lake: SimLake) -> Sequence[tuple[int, Event]]:
+    if isinstance(lake.names, NamesPlace):
+        names = NamesFaults(lake, lake.names)
+        return [(3, names.crash_names), (4, names.break_names_device), (2, names.trouble_names)]
+    assert isinstance(lake.names, EtcdNames)
+    return ReplicaFaults(lake, lake.names).kinds

@@ -23,7 +23,7 @@ from lakefs.client.trio.spaces import TrioSpace
 from lakefs.errors import BugError, InvalidArgument, LakeError, SpaceNotFound
 from lakefs.put.keyed import Outcome
 from tests.sim.cluster.health import Health
-from tests.sim.cluster.places import HeadPlace, NamesPlace
+from tests.sim.cluster.places import HeadPlace, Names
 from tests.sim.cluster.promises import RESTS_S
 from tests.sim.judges.history import SimFailure
 from tests.sim.world.offload import SimOffload
@@ -51,7 +51,7 @@ class KeyedValue:
 class KeyedCustomer:
     """The customer of one history."""
 
-    def __init__(self, rng: random.Random, names: NamesPlace, health: Health, log: Callable[[str], None]) -> None:
+    def __init__(self, rng: random.Random, names: Names, health: Health, log: Callable[[str], None]) -> None:
         self.operations = 0
         self._rng = rng
         self._names = names
@@ -87,18 +87,13 @@ class KeyedCustomer:
         self.operations += 1
         await trio.sleep(self._rng.choice((0.0, 0.1, 2.0)))
 
-    @property
-    def _epoch(self) -> int:
-        upkeep = self._names.upkeep
-        return 0 if upkeep is None else upkeep._members.tables[0].ring_epoch
-
     def _look_at_table(self) -> None:
         """Forget what is bound to a table that is not the newest, or to members that were hurt, or have forgotten."""
         has_forgotten = self._forgotten != self._health.forgotten
         self._forgotten = self._health.forgotten
         for key in self._keys.values():
-            if key.epoch != self._epoch or has_forgotten:
-                key.epoch, key.may_be, key.is_certain = self._epoch, key.ever | {b""}, False
+            if key.epoch != self._names.epoch or has_forgotten:
+                key.epoch, key.may_be, key.is_certain = self._names.epoch, key.ever | {b""}, False
             if self._health.was_hurt or self._health.elsewhere:
                 key.is_certain = False
 
@@ -106,14 +101,14 @@ class KeyedCustomer:
         """Return a few keys that do not rest."""
         keys = sorted({b"key %d" % self._rng.randrange(KEYS) for _ in range(self._rng.randint(1, 3))})
         for key in keys:
-            self._keys.setdefault(key, KeyedValue(epoch=self._epoch))
+            self._keys.setdefault(key, KeyedValue(epoch=self._names.epoch))
         return [key for key in keys if trio.current_time() >= self._keys[key].rests_until]
 
     # --- operations ----------------------------------------------------------------------------------
 
     async def _put(self, space: TrioSpace) -> None:
         wanted = {key: self._rng.randbytes(self._rng.choice(SIZES)) for key in self._some()}
-        epoch = self._epoch
+        epoch = self._names.epoch
         for key, value in wanted.items():
             known = self._keys[key]
             known.ever.add(value)
@@ -126,7 +121,7 @@ class KeyedCustomer:
                 known.rests_until = trio.current_time() + RESTS_S
                 continue
             known.rests_until = 0.0
-            if epoch == self._epoch == known.epoch:
+            if epoch == self._names.epoch == known.epoch:
                 present = known.may_be - {b"", wanted[key]}
                 known.may_be = {wanted[key]} if outcome is Outcome.STORED else present or {wanted[key]}
                 known.is_certain = not self._health.was_hurt and not self._health.elsewhere
@@ -134,7 +129,7 @@ class KeyedCustomer:
     async def _get(self, space: TrioSpace) -> None:
         keys = self._some()
         buffers = [bytearray(_ROOM) for _ in keys]
-        epoch = self._epoch
+        epoch = self._names.epoch
         lengths = await space.get_many_into(keys, buffers)
         self._look_at_table()
         for key, buffer, length in zip(keys, buffers, lengths, strict=True):
@@ -142,7 +137,7 @@ class KeyedCustomer:
             self.hits += bool(found)
             if found and found not in known.ever:
                 raise SimFailure(f"{key!r} has {found[:20]!r}, which was never put to it")
-            if epoch != self._epoch:
+            if epoch != self._names.epoch:
                 continue
             if found and found not in known.may_be:
                 raise SimFailure(f"{key!r} has {found[:20]!r}, which was removed, or never its value here")
@@ -150,7 +145,7 @@ class KeyedCustomer:
                 raise SimFailure(f"{key!r} has nothing, though nothing has happened since it was put")
 
     async def _remove(self, space: TrioSpace) -> None:
-        keys, epoch = self._some(), self._epoch
+        keys, epoch = self._some(), self._names.epoch
         for key in keys:
             self._keys[key].may_be.add(b"")
             self._keys[key].rests_until = trio.current_time() + RESTS_S
@@ -163,7 +158,7 @@ class KeyedCustomer:
         for key in keys:
             known = self._keys[key]
             known.rests_until = 0.0
-            if epoch == self._epoch == known.epoch:
+            if epoch == self._names.epoch == known.epoch:
                 known.may_be = {b""}
 
     async def _remove_space(self, space: TrioSpace) -> None:

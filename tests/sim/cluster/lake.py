@@ -14,7 +14,7 @@ from engine.coordinator.records import MemberState
 from lakefs.errors import LakeError
 from lakefs.ids import MemberId
 from tests.sim.cluster.health import Health
-from tests.sim.cluster.places import HeadPlace, MemberPlace, NamesPlace, Place, Surroundings
+from tests.sim.cluster.places import HeadPlace, MemberPlace, Names, Place, Surroundings
 
 
 @dataclass
@@ -24,7 +24,7 @@ class SimLake:
     world: Surroundings
     rng: random.Random
     members: list[MemberPlace]
-    names: NamesPlace
+    names: Names
     heads: Sequence[HeadPlace]
     health: Health
     is_rough: bool
@@ -58,7 +58,7 @@ class SimLake:
     @property
     def is_all_up(self) -> bool:
         """True if every process serves."""
-        return all(place.is_up for place in (*self.members, self.names, *self.heads))
+        return self.names.is_up and all(place.is_up for place in (*self.members, *self.heads))
 
     async def is_healed(self) -> bool:
         """Return True if the lake says that every stripe is whole, and its table has all members that there are."""

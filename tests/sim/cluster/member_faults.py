@@ -47,7 +47,7 @@ class MemberFaults:
         place = self._lake.victim()
         if place is None:
             return
-        others = [self._lake.names.host, *(head.host for head in self._lake.heads)]
+        others = [*self._lake.names.hosts, *(head.host for head in self._lake.heads)]
         others = self._lake.rng.sample(others, self._lake.rng.randint(1, len(others)))
         way, is_one_way = (
             self._lake.rng.choice((Way.SILENT, Way.SILENT, Way.CUT, Way.LATE)),

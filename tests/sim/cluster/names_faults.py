@@ -1,4 +1,4 @@
-"""Faults of the names, of heads, and of the ways between them."""
+"""Faults of the names on one machine, of heads, and of the ways between them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import trio
 from tests.sim.cluster.devices import Device
 from tests.sim.cluster.lake import SimLake, until
 from tests.sim.cluster.member_faults import with_ways
+from tests.sim.cluster.names_place import NamesPlace
 from tests.sim.cluster.network import Way
 
 
 class NamesFaults:
     """Each method is an event: it begins a fault, and returns when that has ended."""
 
-    def __init__(self, lake: SimLake) -> None:
+    def __init__(self, lake: SimLake, names: NamesPlace) -> None:
         self._lake = lake
+        self._names = names
 
     async def crash_names(self) -> None:
         """Let the names crash, or their host lose power."""
-        names, lives = self._lake.names, self._lake.names.lives
+        names, lives = self._names, self._names.lives
         power, at_operation = self._lake.rng.random() < 0.6, self._lake.rng.choice((0, 1, 5, 30))
         self._lake.health.begin_elsewhere()
         self._lake.met["names crashed"] += 1
@@ -32,7 +34,7 @@ class NamesFaults:
 
     async def break_names_device(self) -> None:
         """Let one of the names' devices break: for ever, so that an empty one takes its place, or for a while."""
-        names = self._lake.names
+        names = self._names
         if names.is_breaking or len(names.good_copies()) < len(names.disks) or len(names.disks) < 2:
             return
         names.is_breaking = True
@@ -62,11 +64,18 @@ class NamesFaults:
         self._lake.health.begin_elsewhere()
         self._lake.met["names cut off"] += 1
         self._lake.log(f"{head.name} and names: {way.name}")
-        pairs = [(head.host, self._lake.names.host), (self._lake.names.host, head.host)]
+        pairs = [(head.host, self._names.host), (self._names.host, head.host)]
         if self._lake.rng.random() < 0.4:
             pairs = pairs[self._lake.rng.randint(0, 1) :][:1]
         await with_ways(self._lake, pairs, way, self._lake.rng.choice((2.0, 8.0, 30.0)))
         self._lake.health.end_elsewhere()
+
+
+class HeadFaults:
+    """The faults of heads, as `NamesFaults`."""
+
+    def __init__(self, lake: SimLake) -> None:
+        self._lake = lake
 
     async def kill_head(self) -> None:
         """Kill a head."""

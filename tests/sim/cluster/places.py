@@ -5,47 +5,37 @@ A place outlives its processes: it has the devices, and starts the next process 
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import trio
 
-from engine.coordinator.coordinator_requests import coordinator_group
-from engine.coordinator.lake_state import NO_EPOCH, NO_GENERATION, LakeState
-from engine.coordinator.names_coordinator import NamesCoordinator, open_names_coordinator
-from engine.coordinator.records import LakeRecord, MemberRecord
+from engine.coordinator.coordinator import Coordinator
+from engine.coordinator.lake_state import LakeState
+from engine.coordinator.records import MemberRecord
 from engine.format.layouts import Table
 from engine.format.shards import shards_of
 from engine.format.sizes import StoreSizes
 from engine.head.head import Head, open_head
-from engine.head.names_link import NamesConnection
-from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.head.names_link import ConnectNames
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
 from engine.members.member_link import Connect, MemberClient
 from engine.members.member_links import open_member_links
-from engine.mirror.copy_calls import InTurn
-from engine.process.mirrored_names import LocalNames, NamesHost, open_names_in
-from engine.requests.bind import BindGate
-from engine.requests.table import NamesService, Service
+from engine.metadata.metadata_store import Metadata
+from engine.requests.table import Service
 from engine.store.opening import open_store
 from engine.store.store import Opening, Store
 from engine.stripes.stripes import LakeStripes
-from engine.walker.membership import members_of_records
-from lakefs.cluster.placing import first_table
 from lakefs.cluster.protection import Protection
-from lakefs.cluster.table_format import pack
-from lakefs.errors import DiskFailed, EngineUnreachable, LakeError, StoreUnusable
+from lakefs.errors import EngineUnreachable
 from lakefs.host.buffers import BufferPool
-from lakefs.ids import ChunkId, CopyId, MemberId
-from lakefs.limits import GIB, MIB
-from lakefs.wire import messages as m
+from lakefs.ids import ChunkId, MemberId
+from lakefs.limits import MIB
 from tests.sim.cluster.clients import SimClient, client_of
-from tests.sim.cluster.devices import Device, new_device
-from tests.sim.cluster.far_coordinator import far_coordinator
 from tests.sim.cluster.liars import Lie, LyingClient
 from tests.sim.cluster.network import Network
 from tests.sim.cluster.process import SimProcess
@@ -57,6 +47,8 @@ LAKE = b"a simulated lake"
 MEMBER_BYTES = 96 * MIB
 NAMES_BYTES = 96 * MIB
 NAMES_HOST = "names"
+REPLICA_HOSTS = "r0", "r1"
+"""Hosts of the names of a lake over an etcd."""
 
 
 @dataclass
@@ -220,203 +212,73 @@ class MemberPlace(Place):
         self.id = None
 
 
-class NamesPlace(Place):
-    """The names' three devices, and the lake's upkeep beside them."""
+class Names(Protocol):
+    """The names of a lake and what is beside them, wherever they are served."""
 
-    def __init__(self, world: Surroundings, members: list[MemberPlace]) -> None:
-        super().__init__(world, "names", NAMES_HOST)
-        self.members = members
-        self.coordinator: NamesCoordinator | None = None
-        self.service: NamesService | None = None
-        self.upkeep: LakeUpkeep | None = None
-        self.local: LocalNames | None = None
-        self.is_made = False
-        self.is_breaking = False
-        """One of the devices is broken, or a new copy is not yet made."""
-        self.lost: set[CopyId] = set()
-        """Copies on devices that are lost for ever: the operator gives one up when a start waits for it."""
-        self._without: frozenset[CopyId] = frozenset()
-        self.disks = {name: self.new_disk() for name in ("a", "b", "c")[: world.protection.parity + 1]}
-        self._power_fails = True
+    @property
+    def hosts(self) -> Sequence[str]:
+        """The hosts on which they may be served."""
+        ...
 
-    def new_disk(self) -> SimDisk:
-        """Return an empty device."""
-        return new_device(self.world.rng, NAMES_BYTES)
+    @property
+    def is_up(self) -> bool:
+        """True if they can be asked."""
+        ...
 
-    def good_copies(self) -> list[str]:
-        """Return the devices with a good copy; none while the names are away."""
-        return [*self._good()]
+    @property
+    def upkeep(self) -> LakeUpkeep | None:
+        """The upkeep beside the names that are served; None while they are away."""
+        ...
 
-    def copy_in(self, folder: str) -> CopyId:
-        """Return the good copy that lies on a device, while the names are here."""
-        return self._good()[folder]
+    @property
+    def metadata(self) -> Metadata | None:
+        """The metadata of the names that are served; None while they are away."""
+        ...
 
-    def _good(self) -> dict[str, CopyId]:
-        copies = [] if self.local is None else self.local.state()["copies"]
-        good = [copy for copy in copies if copy["state"] in ("good", "suspect")]
-        return {copy["folder"]: CopyId(bytes.fromhex(copy["copy"])) for copy in good}
+    @property
+    def epoch(self) -> int:
+        """The ring epoch of the newest table; 0 while nobody knows."""
+        ...
 
-    async def live(self, process: SimProcess) -> None:
-        """Open names and coordinator, make the lake if it is new, and keep it."""
-        try:
-            await self._live(process)
-        except StoreUnusable as error:
-            self._without = frozenset(copy for copy in self.lost if f"--without {copy.hex()}" in error.message)
-            raise
+    def reached(self, near: str, process: SimProcess) -> AbstractAsyncContextManager[tuple[Coordinator, ConnectNames]]:
+        """Open the ways of a process on a host to the coordinator and to the names."""
+        ...
 
-    async def _live(self, process: SimProcess) -> None:
-        world, offload = self.world, self.offload()
-        host = NamesHost(
-            world.clock, offload, offload, InTurn(), index_committed=self._note_index, copy_bytes_per_s=float("inf")
-        )
-        async with open_names_in(
-            [DeviceFolder(self, name) for name in sorted(self.disks)],
-            host,
-            lake_id=LAKE,
-            protection_losses=world.protection.parity,
-            is_new=not self.is_made,
-            without=self._without,
-            verify_index=False,
-            sizes=world.sizes,
-        ) as self.local:
-            self._without = frozenset()
-            store, gate = self.local.store, BindGate()
-            joined = JoinedGeneration(store.metadata, gate)
-            features = store.superblock.incompat_features
-            async with open_names_coordinator(store.metadata, world.clock, features) as self.coordinator:
-                state = LakeState(self.coordinator)
-                await self._make_lake(state)
-                connect = connecting(world.network, self.host, self.members)
-                async with open_member_links(self.coordinator, connect) as links, trio.open_nursery() as nursery:
-                    stripes = LakeStripes(links, state, offload)
-                    upkeep = LakeUpkeep(self.coordinator, links, stripes, store, gate, joined, offload, world.settings)
-                    self.upkeep = upkeep
-                    self.service = NamesService(
-                        store,
-                        gate=gate,
-                        upkeep=upkeep.requests,
-                        more_status=upkeep.status,
-                        coordinator=coordinator_group(self.coordinator),
-                    )
-                    nursery.start_soon(upkeep.run)
-                    nursery.start_soon(self._register, state)
-                    await process.serve_until_stopped()
-                    nursery.cancel_scope.cancel()
+    async def watch(self) -> None:
+        """Note what faults have to know, while there are any; until cancelled."""
+        ...
 
-    async def _make_lake(self, state: LakeState) -> None:
-        """Make records and the first table when there are none."""
-        protection = self.world.protection
-        await state.make_lake(LakeRecord(LAKE, protection.data, protection.parity))
-        await state.advance_generation(NO_GENERATION)
-        if await state.epoch() == NO_EPOCH:
-            while not all(member.is_up for member in self.members):  # noqa: ASYNC110 - on a clock that jumps
-                await trio.sleep(0.1)
-            for member in self.members:
-                await state.register(_record(member))
-            table = first_table(protection, members_of_records(await state.members()), accept_loss=True)
-            await state.next_epoch(NO_EPOCH, pack(table))
-        self.is_made = True
+    def heal(self) -> None:
+        """End all faults."""
+        ...
 
-    async def _register(self, state: LakeState) -> None:
-        """Record members that were not seen before."""
-        known: set[MemberId] = set()
-        while True:
-            for member in self.members:
-                if member.is_up and member.id is not None and member.id not in known:
-                    known.add(member.id)
-                    try:
-                        await state.register(_record(member))
-                    except LakeError as error:
-                        self.world.log(f"{member.name} is not recorded: {error!r}")
-            await trio.sleep(1.0)
-
-    def end(self, process: SimProcess) -> None:
-        """Go on with what the media have."""
-        self.coordinator, self.service, self.upkeep, self.local = None, None, None, None
-        dead = any(disk.is_dead for disk in self.disks.values())
-        if dead or process.error is not None:
-            self.disks = {name: self._survived(disk) for name, disk in self.disks.items()}
-
-    def _survived(self, disk: SimDisk) -> SimDisk:
-        """Return what a crash leaves of a disk; a broken device stays so."""
-        is_broken = isinstance(disk, Device) and disk.is_broken
-        left = disk.crash() if self._power_fails else disk.kill()
-        if isinstance(left, Device):
-            left.is_broken = is_broken
-        return left
-
-    def crash(self, *, power: bool, at_operation: int = 0) -> None:
-        """Let the process, or the power, fail: now, or at one of the next operations of one of its disks."""
-        if self.process is None or self.process.ended.is_set():
-            return
-        self._power_fails = self.process.dies_silently = power
-        disk = self.disks[self.world.rng.choice(sorted(self.disks))]
-        if at_operation:
-            disk.crash_at = disk.operation_count + at_operation
-        else:
-            disk._dead = True
-            self.process.kill()
-
-    def _note_index(self) -> None:
-        for disk in self.disks.values():
-            if isinstance(disk, Device) and disk.is_broken:
-                continue
-            if os.path.exists(disk.local_path("index/data.mdb")):
-                disk.note_index_sync()
-
-
-class DeviceFolder:
-    """A folder on a device of the names (`engine.mirror.copy_folders.CopyFolder`)."""
-
-    def __init__(self, place: NamesPlace, name: str) -> None:
-        self._place = place
-        self.name = name
-
-    def device(self) -> int | None:
-        """See `CopyFolder`."""
-        disk = self._place.disks[self.name]
-        return None if isinstance(disk, Device) and disk.is_broken else ord(self.name)
-
-    def disk(self) -> SimDisk:
-        """See `CopyFolder`."""
-        return self._place.disks[self.name]
-
-    def set_aside(self) -> None:
-        """See `CopyFolder`."""
-        if isinstance(old := self._place.disks[self.name], Device) and old.is_broken:
-            raise DiskFailed("the device does not work")
-        self._place.disks[self.name] = self._place.new_disk()
+    async def settle(self) -> None:
+        """Check the names of a quiet lake, and that they outlast a power loss; SimFailure."""
+        ...
 
 
 class HeadPlace(Place):
     """A host with a head, and the clients beside it."""
 
-    def __init__(self, world: Surroundings, number: int, names: NamesPlace) -> None:
+    def __init__(self, world: Surroundings, number: int, names: Names, members: list[MemberPlace]) -> None:
         super().__init__(world, f"head {number}", f"h{number}")
         self.names = names
+        self.members = members
         self.head: Head | None = None
 
     async def live(self, process: SimProcess) -> None:
         """Reach names and members, and serve."""
-        world, names, offload = self.world, self.names, self.offload()
-        connect = connecting(world.network, self.host, names.members)
+        world, offload = self.world, self.offload()
+        connect = connecting(world.network, self.host, self.members)
         async with (
-            far_coordinator(world.network, self.host, names, LAKE) as coordinator,
+            self.names.reached(self.host, process) as (coordinator, connect_names),
             open_member_links(coordinator, connect) as links,
         ):
             stripes = LakeStripes(links, LakeState(coordinator), offload)
             async with open_head(
-                self._connect_names, stripes, links, offload=offload, clock=world.clock, buffers=BufferPool(64 * MIB)
+                connect_names, stripes, links, offload=offload, clock=world.clock, buffers=BufferPool(64 * MIB)
             ) as self.head:
                 await process.serve_until_stopped()
-
-    @asynccontextmanager
-    async def _connect_names(self) -> AsyncIterator[NamesConnection]:
-        names = self.names
-        async with client_of(self.world.network, self.host, names.process, names.service) as client:
-            hello = (await client.call(m.Hello(1, "head"))).message
-            assert isinstance(hello, m.HelloReply)
-            yield NamesConnection(client, hello, client.wait_ended)
 
     def end(self, process: SimProcess) -> None:
         """Forget the head."""
@@ -429,7 +291,7 @@ class HeadPlace(Place):
             yield client
 
 
-def connecting(network: Network, near: str, members: list[MemberPlace]) -> Connect:
+def connecting(network: Network, near: str, members: list[MemberPlace], *, hears_lies: bool = True) -> Connect:
     """Return what connects a host to members."""
 
     @asynccontextmanager
@@ -439,11 +301,6 @@ def connecting(network: Network, near: str, members: list[MemberPlace]) -> Conne
             await trio.sleep(0.001)
             raise EngineUnreachable("nothing listens there")
         async with client_of(network, near, place.process, place.service) as client:
-            yield client if near == NAMES_HOST else LyingClient(client, place)
+            yield LyingClient(client, place) if hears_lies else client
 
     return connect
-
-
-def _record(member: MemberPlace) -> MemberRecord:
-    assert member.id is not None
-    return MemberRecord(member.id, (member.host,), GIB, (f"device {member.id.hex()}", member.host))

@@ -221,7 +221,7 @@ def _partitions_are_cleared_unsettled() -> AbstractContextManager[Any]:
     return instead(Walked, "is_settled", lambda self, partition: True)
 
 
-def _epochs_are_retired_unsaid() -> AbstractContextManager[Any]:
+def epochs_are_retired_unsaid() -> AbstractContextManager[Any]:
     async def all_know(self: Membership, members: Any, table: Table) -> bool:
         return True
 
@@ -231,7 +231,7 @@ def _epochs_are_retired_unsaid() -> AbstractContextManager[Any]:
     return stack
 
 
-def _epochs_are_retired_unwalked() -> AbstractContextManager[Any]:
+def epochs_are_retired_unwalked() -> AbstractContextManager[Any]:
     async def retire(self: Membership) -> list[Any]:
         tables = list(self._members.tables)
         self._retiring(tables[0].ring_epoch)
@@ -388,10 +388,10 @@ IN_SCENES: Final = [
     Weakening("a note is cleared although it was noted again", _notes_are_cleared_although_noted_again).in_scene(
         "a partition is noted again"
     ),
-    Weakening("epochs are retired before all members know", _epochs_are_retired_unsaid).in_scene(
+    Weakening("epochs are retired before all members know", epochs_are_retired_unsaid).in_scene(
         "a head learns late of a table"
     ),
-    Weakening("epochs are retired before the walks", _epochs_are_retired_unwalked).in_scene(
+    Weakening("epochs are retired before the walks", epochs_are_retired_unwalked).in_scene(
         "two members are drained at once", first=2
     ),
     Weakening("partitions of a member that returns are not noted", _returned_members_are_not_noted).in_scene(
@@ -426,10 +426,10 @@ IN_SCENES: Final = [
 WEAKENED: Final = [*WHOLE, *IN_SCENES]
 
 
-def main() -> int:
+def main(weakened: Sequence[Weakening] = WEAKENED, module: str = "planted") -> int:
     """Weaken rules until each is noticed; return 1 when one was not."""
-    parser = argparse.ArgumentParser(prog="python -m tests.sim.cluster.planted")
-    numbers = list(range(len(WEAKENED)))
+    parser = argparse.ArgumentParser(prog=f"python -m tests.sim.cluster.{module}")
+    numbers = list(range(len(weakened)))
     parser.add_argument("--only", type=int, nargs="+", default=numbers, help="by number")
     parser.add_argument("--seeds", type=int, default=1000, help="at most so many of each")
     asked = parser.parse_args()
@@ -437,10 +437,10 @@ def main() -> int:
     unnoticed = 0
     for number in asked.only:
         began = time.process_time()
-        found = seeds_to_notice(WEAKENED[number], most=asked.seeds)
+        found = seeds_to_notice(weakened[number], most=asked.seeds)
         unnoticed += found is None
         told = "NOT NOTICED" if found is None else f"{found[0]} seeds, {found[1]}"
-        print(f"{number} {WEAKENED[number].what}: {time.process_time() - began:.0f} s, {told}"[:260], flush=True)  # noqa: T201
+        print(f"{number} {weakened[number].what}: {time.process_time() - began:.0f} s, {told}"[:260], flush=True)  # noqa: T201
     return 1 if unnoticed else 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from lakefs.wire import messages as m
 from tests.sim.cluster.network import Connection
-from tests.sim.cluster.places import NAMES_HOST
+from tests.sim.cluster.places import NAMES_HOST, REPLICA_HOSTS
 
 Act = Callable[[Connection, m.Request], Awaitable[None]]
 
@@ -14,7 +14,7 @@ Act = Callable[[Connection, m.Request], Awaitable[None]]
 class PointOf:
     """A point: `act` happens at the first message of a kind between two hosts, or at each; messages wait for its end.
 
-    `answers`: at the answer, where it arrives.
+    `near`: NAMES_HOST for whichever host serves the names.  `answers`: at the answer, where it arrives.
     """
 
     def __init__(
@@ -38,7 +38,8 @@ class PointOf:
     def _fits(self, connection: Connection, request: m.Request, *, is_answer: bool) -> bool:
         if getattr(request, "only_damaged", False):
             return False  # of gc, not of a walk
-        is_there = self._near in ("", connection.near) and self._far in ("", connection.far)
+        near = NAMES_HOST if connection.near in REPLICA_HOSTS else connection.near
+        is_there = self._near in ("", near) and self._far in ("", connection.far)
         return is_there and isinstance(request, self._kind) and is_answer == self._answers
 
     async def met(self, connection: Connection, request: m.Request, *, is_answer: bool) -> None:

@@ -50,6 +50,7 @@ class Quiet:
         """End all faults, wait, and check everything."""
         lake = self._lake
         lake.world.network.heal()
+        lake.names.heal()
         for member in lake.members:
             member.disk.capacity_bytes = MEMBER_BYTES
         await trio.sleep(RESTS_S)
@@ -60,6 +61,8 @@ class Quiet:
         await self.check_spaces()  # members learn of removed ones, if they were away then
         await self._let_values_go()
         await self.collect()
+        await lake.names.settle()
+        await until(lambda: lake.is_all_up)
         await self.wait_healed()
         await self.check_spaces()
         for head in lake.heads:

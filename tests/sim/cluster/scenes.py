@@ -14,7 +14,7 @@ from engine.lake_upkeep.lake_upkeep import UpkeepSettings
 from engine.walker.membership import MembershipSettings
 from engine.walker.walker_pass import PassSettings
 from lakefs.cluster.protection import Protection
-from tests.sim.cluster import scenes_gc, scenes_names, scenes_stripes, scenes_walks
+from tests.sim.cluster import scenes_etcd, scenes_gc, scenes_names, scenes_stripes, scenes_walks
 from tests.sim.cluster.customers import Pool
 from tests.sim.cluster.lake import SimLake
 from tests.sim.cluster.promises import Promises
@@ -34,6 +34,8 @@ class Scene:
     play: Callable[[Stage], Awaitable[None]]
     lakes: tuple[tuple[Protection, int], ...] = ((TWO_ONE, 4), (TWO_ONE, 5), (ONE_ONE, 3))
     out_after_s: float = NEVER_S
+    has_etcd: bool = False
+    """It is of lakes over an etcd alone."""
     settings: UpkeepSettings = field(
         default=UpkeepSettings(
             name="simulated",
@@ -92,14 +94,15 @@ SCENES: Final[dict[str, Scene]] = {
     "a copy of the names misses writes": Scene(
         scenes_names.a_copy_misses_writes, ((ONE_ONE, 3), (TWO_ONE, 4), (FOUR_TWO, 6))
     ),
+    "two replicas of the names lead": Scene(scenes_etcd.two_replicas_lead, has_etcd=True),
 }
 
 
 class SceneWorld(LakeWorld):
     """The run of one scene with one seed."""
 
-    def __init__(self, name: str, seed: int) -> None:
-        super().__init__(seed)
+    def __init__(self, name: str, seed: int, *, has_etcd: bool = False) -> None:
+        super().__init__(seed, has_etcd=has_etcd or SCENES[name].has_etcd)
         self._name, self._scene = name, SCENES[name]
         self._protection, self._member_count = self._rng.choice(self._scene.lakes)
         self._is_rough = False
@@ -108,7 +111,7 @@ class SceneWorld(LakeWorld):
     @property
     def name(self) -> str:
         """See `LakeWorld.name`."""
-        return f'--scene "{self._name}" {self.seed}'
+        return f'--scene "{self._name}" {self.seed}{self._kind}'
 
     def _settings(self) -> UpkeepSettings:
         membership = MembershipSettings(out_after_s=self._scene.out_after_s, answer_s=3.0)

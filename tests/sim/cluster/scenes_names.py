@@ -5,12 +5,14 @@ from __future__ import annotations
 import trio
 
 from tests.sim.cluster.lake import until
+from tests.sim.cluster.names_place import NamesPlace
 from tests.sim.cluster.stage import Stage
 
 
 async def a_copy_misses_writes(stage: Stage) -> None:
     """A device of the names breaks, objects are put, the names crash, and the device works again."""
     names = stage.lake.names
+    assert isinstance(names, NamesPlace)
     for number in range(2):
         await stage.put(f"o{number}", stage.payload())
     device = stage.rng.choice(sorted(names.disks))

@@ -96,7 +96,7 @@ async def a_head_learns_late(stage: Stage) -> None:
             await stage.put(f"late{number}", payload, head=head)
 
     with stage.at(names_to_members(m.DropShards, put)):
-        with stage.held(m.CoordinatorWatch, near=head.host, answers=True):
+        with stage.deaf(head):
             await stage.drain(leaving, head=other)
             with trio.move_on_after(60.0):
                 await dropped.wait()

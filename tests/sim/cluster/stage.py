@@ -22,12 +22,14 @@ from lakefs.ids import MemberId, Partition, data_chunk_id
 from lakefs.wire import messages as m
 from tests.sim.cluster.customers import Customer, Pool, Step
 from tests.sim.cluster.devices import Device
+from tests.sim.cluster.etcd_names import EtcdNames
 from tests.sim.cluster.forgetting import Forgetting
 from tests.sim.cluster.lake import SimLake, until
 from tests.sim.cluster.liars import Lie
+from tests.sim.cluster.names_place import NamesPlace
 from tests.sim.cluster.network import Connection, Way
 from tests.sim.cluster.operating import Operator
-from tests.sim.cluster.places import MEMBER_BYTES, NAMES_HOST, HeadPlace, MemberPlace
+from tests.sim.cluster.places import MEMBER_BYTES, HeadPlace, MemberPlace
 from tests.sim.cluster.points import PointOf
 from tests.sim.cluster.promises import Content, Promises
 from tests.sim.cluster.putting_back import PuttingBack
@@ -124,9 +126,9 @@ class Stage:
         async with self.client(head) as customer:
             await customer.put_in_session(name, content, rests)
 
-    async def remove(self, name: str) -> None:
+    async def remove(self, name: str, head: HeadPlace | None = None) -> None:
         """Remove an object."""
-        async with self.client() as customer:
+        async with self.client(head) as customer:
             await customer.remove_object(name)
 
     async def copy(self, source: str, target: str) -> None:
@@ -269,6 +271,15 @@ class Stage:
             finally:
                 released.set()
 
+    @contextmanager
+    def deaf(self, head: HeadPlace) -> Iterator[None]:
+        """Let a head hear of no change of the lake's records during the block."""
+        deaf = self.lake.names.machines.nodes.deaf if isinstance(self.lake.names, EtcdNames) else set()
+        with self.held(m.CoordinatorWatch, near=head.host, answers=True):
+            deaf.add(head.host)
+            yield
+            deaf.discard(head.host)
+
     @asynccontextmanager
     async def away(self, *places: MemberPlace, power: bool = True, seen: bool = False) -> AsyncIterator[None]:
         """Let members be away during the block.  `seen`: until everybody knows."""
@@ -333,7 +344,8 @@ class Stage:
         network = self.lake.world.network
         self.lake.met["cut off: CUT"] += len(places)
         self.lake.log(f"{[place.name for place in places]} are cut off from the names")
-        pairs = [pair for one in places for pair in ((NAMES_HOST, one.host), (one.host, NAMES_HOST))]
+        hosts = self.lake.names.hosts
+        pairs = [pair for one in places for host in hosts for pair in ((host, one.host), (one.host, host))]
         for pair in pairs:
             network.set_way(*pair, Way.CUT)
         try:
@@ -372,9 +384,8 @@ class Stage:
     @contextmanager
     def before_sweeps(self, act: Callable[[], Awaitable[None]]) -> Iterator[None]:
         """Let something happen when the walk of gc has ended: the names' disk is slow before members sweep."""
-        local = self.lake.names.local
-        assert local is not None
-        metadata = local.store.metadata
+        metadata = self.lake.names.metadata
+        assert metadata is not None
         sync = metadata.sync
 
         async def sync_slowly() -> None:
@@ -428,6 +439,7 @@ class Stage:
 
     def break_names_device(self, name: str, *, is_broken: bool) -> None:
         """Break a device of the names, or let it work again."""
+        assert isinstance(self.lake.names, NamesPlace)
         disk = self.lake.names.disks[name]
         assert isinstance(disk, Device)
         disk.is_broken = is_broken

@@ -16,9 +16,11 @@ from tests.sim.seeds import groups
 
 pytestmark = pytest.mark.slow
 
-SEEDS = range(50)
-FIRST = 20
+SEEDS = range(34)
+FIRST = 10
 """So many are run first; the others take as long again, and are run with what is thorough."""
+OVER_ETCD = range(16)
+FIRST_OVER_ETCD = 4
 MUST_HAPPEN = {
     "crashes": 20,
     "cut off: SILENT": 10,
@@ -44,6 +46,21 @@ MUST_HAPPEN = {
     "names cut off": 5,
     "names' device broken": 10,
     "head killed": 5,
+    "names: killed": 2,
+    "names: power lost": 2,
+    "names: stopped": 4,
+    "names: divided": 4,
+    "names: disk lost": 3,
+    "names: slow": 2,
+    "names: restarted": 1,
+    "names: way: SILENT": 1,
+    "names: way: CUT": 1,
+    "names: way: LATE": 1,
+    "names: etcd killed": 1,
+    "names: etcd stopped": 1,
+    "names: etcd separated": 1,
+    "names: etcd full": 1,
+    "names: compacted": 1,
     "drain": 5,
     "added": 5,
     "healed": 20,
@@ -57,18 +74,19 @@ _PRINT_LOG = """
 import hashlib, structlog
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
 from tests.sim.cluster.world import LakeWorld
-print(hashlib.blake2b(str(LakeWorld(3).run().log).encode()).hexdigest())
+logs = [LakeWorld(3, 8, 6, has_etcd=has_etcd).run().log for has_etcd in (False, True)]
+print(hashlib.blake2b(str(logs).encode()).hexdigest())
 """
 
 
 @cache
-def history_of(seed: int) -> History:
+def history_of(seed: int, *, has_etcd: bool = False) -> History:
     """Return a seed's history, which is run once a process."""
-    world = LakeWorld(seed)
+    world = LakeWorld(seed, has_etcd=has_etcd)
     try:
         return world.run()
     except Exception as error:
-        error.add_note("\n".join([*world.history.log[-60:], f"again: python -m tests.sim.cluster {seed}"]))
+        error.add_note("\n".join([*world.history.log[-60:], f"again: python -m tests.sim.cluster {world.name}"]))
         raise
 
 
@@ -80,6 +98,19 @@ def _name(seeds: range) -> str:
 def test_a_lake_keeps_its_promises_whatever_happens_to_its_parts(seeds: range) -> None:
     for seed in seeds:
         history_of(seed)
+
+
+@pytest.mark.parametrize("seeds", groups(OVER_ETCD.start, FIRST_OVER_ETCD), ids=_name)
+def test_a_lake_over_an_etcd_keeps_its_promises(seeds: range) -> None:
+    for seed in seeds:
+        history_of(seed, has_etcd=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seeds", groups(FIRST_OVER_ETCD, OVER_ETCD.stop), ids=_name)
+def test_more_lakes_over_an_etcd_keep_their_promises(seeds: range) -> None:
+    for seed in seeds:
+        history_of(seed, has_etcd=True)
 
 
 @pytest.mark.thorough
@@ -94,6 +125,8 @@ def test_the_histories_come_across_everything_that_they_are_meant_to() -> None:
     met: Counter[str] = Counter()
     for seed in SEEDS:
         met.update(history_of(seed).met)
+    for seed in OVER_ETCD:
+        met.update(history_of(seed, has_etcd=True).met)
     rare = {what: met[what] for what, least in MUST_HAPPEN.items() if met[what] < least}
     assert rare == {}
 

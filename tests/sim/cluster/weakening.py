@@ -25,14 +25,21 @@ class Weakening:
     first: int = 0
     """The seed that is tried first."""
     seeds: int = 30
+    has_etcd: bool = False
 
     def in_scene(self, scene: str, first: int = 0) -> Weakening:
         """Return it as it is looked for in a scene."""
         return replace(self, scene=scene, first=first, seeds=10)
 
+    def over_etcd(self) -> Weakening:
+        """Return it as it is looked for in lakes over an etcd."""
+        return replace(self, has_etcd=True)
+
     def world(self, seed: int) -> LakeWorld:
         """Return the world of a seed."""
-        return SceneWorld(self.scene, seed) if self.scene else LakeWorld(seed)
+        if self.scene:
+            return SceneWorld(self.scene, seed, has_etcd=self.has_etcd)
+        return LakeWorld(seed, has_etcd=self.has_etcd)
 
 
 def instead(owner: object, name: str, instead: object) -> AbstractContextManager[Any]:

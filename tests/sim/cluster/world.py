@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from unittest import mock
@@ -22,12 +22,14 @@ from engine.walker.membership import MembershipSettings
 from engine.walker.walker_pass import PassSettings
 from lakefs.cluster.protection import Protection
 from tests.sim.cluster.customers import Customer, Pool
+from tests.sim.cluster.etcd_names import EtcdNames, open_etcd_names
 from tests.sim.cluster.faults import Faults
 from tests.sim.cluster.health import Health
 from tests.sim.cluster.keyed import KeyedCustomer
 from tests.sim.cluster.lake import SimLake, until
+from tests.sim.cluster.names_place import NamesPlace
 from tests.sim.cluster.network import Network
-from tests.sim.cluster.places import HeadPlace, MemberPlace, NamesPlace, Place, Surroundings
+from tests.sim.cluster.places import HeadPlace, MemberPlace, Names, Place, Surroundings
 from tests.sim.cluster.promises import Promises
 from tests.sim.cluster.quiet import Quiet
 from tests.sim.judges.history import SimFailure
@@ -61,8 +63,10 @@ class History:
 class LakeWorld:
     """The run of one seed."""
 
-    def __init__(self, seed: int, operations: int = 30, events: int = 12) -> None:
+    def __init__(self, seed: int, operations: int = 30, events: int = 12, *, has_etcd: bool = False) -> None:
+        """`has_etcd`: the coordinator is an etcd, and the names have replicas; else they are on one machine."""
         self.seed = seed
+        self.has_etcd = has_etcd
         self.history = History(seed)
         self._operations = operations
         self._events = events
@@ -80,11 +84,16 @@ class LakeWorld:
         )
         self._is_rough = self._rng.random() < 0.3
         self._look_every_s = self._rng.choice((2.0, 1000.0))
+        self._piece_bytes = random.Random(seed).choice((2000, 1 << 20))
 
     @property
     def name(self) -> str:
         """The arguments that run it again."""
-        return str(self.seed)
+        return f"{self.seed}{self._kind}"
+
+    @property
+    def _kind(self) -> str:
+        return " --etcd" if self.has_etcd else ""
 
     def run(self) -> History:
         """Live the history; raise SimFailure when the lake broke a promise."""
@@ -113,6 +122,7 @@ class LakeWorld:
                 ("engine.walker.walker_pass.PARTITION_BITS", BITS),
                 ("engine.lake_upkeep.named_chunks._BUCKET_BITS", BITS),
                 ("engine.head.session_renewal.LOOK_EVERY_S", self._look_every_s),
+                ("engine.format.group_parts._PIECE_BYTES", self._piece_bytes),
             ):
                 stack.enter_context(mock.patch(target, instead))
             yield
@@ -132,9 +142,10 @@ class LakeWorld:
     async def _main(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
-            await self._live(nursery)
-            self.history.seconds = trio.current_time()
-            nursery.cancel_scope.cancel()
+            async with self._lake(nursery) as lake:
+                await self._live(lake)
+                self.history.seconds = trio.current_time()
+                nursery.cancel_scope.cancel()
 
     async def _watch(self) -> None:
         await trio.sleep(LONGEST_S)
@@ -147,7 +158,8 @@ class LakeWorld:
         """Make a source of chance for a part, so that parts do not disturb each other."""
         return random.Random(self._rng.getrandbits(64))
 
-    def _lake(self, nursery: trio.Nursery) -> SimLake:
+    @asynccontextmanager
+    async def _lake(self, nursery: trio.Nursery) -> AsyncIterator[SimLake]:
         """Make the places of a lake, and let their processes run."""
 
         def keep(place: Place) -> None:
@@ -156,16 +168,30 @@ class LakeWorld:
         network, sizes = Network(self._new_random(), nursery), draw_sizes(self._rng, huge=False)
         world = Surroundings(self._rng, network, SimClock(), self._protection, sizes, self._settings(), self._log)
         members = [MemberPlace(world, number) for number in range(self._member_count)]
+        if self.has_etcd:
+            async with open_etcd_names(world, members) as etcd_names:
+                for member in members:
+                    keep(member)
+                await etcd_names.make()
+                lake = self._with_heads(world, members, etcd_names, keep)
+                for head in lake.heads:
+                    keep(head)
+                yield lake
+            return
         names = NamesPlace(world, members)
-        heads = [HeadPlace(world, number, names) for number in range(HEADS)]
-        health = Health(self._protection.parity)
-        lake = SimLake(world, self._new_random(), members, names, heads, health, self._is_rough, keep)
-        for place in (*members, names, *heads):
+        lake = self._with_heads(world, members, names, keep)
+        for place in (*members, names, *lake.heads):
             keep(place)
-        return lake
+        yield lake
 
-    async def _live(self, nursery: trio.Nursery) -> None:
-        lake = self._lake(nursery)
+    def _with_heads(
+        self, world: Surroundings, members: list[MemberPlace], names: Names, keep: Callable[[Place], None]
+    ) -> SimLake:
+        heads = [HeadPlace(world, number, names, members) for number in range(HEADS)]
+        health = Health(self._protection.parity)
+        return SimLake(world, self._new_random(), members, names, heads, health, self._is_rough, keep)
+
+    async def _live(self, lake: SimLake) -> None:
         await until(lambda: lake.is_all_up)
         self._log(f"{self._protection}, {self._member_count} members, {'rough' if self._is_rough else 'gentle'}")
         promises, pool = Promises(), Pool(self._new_random())
@@ -187,6 +213,8 @@ class LakeWorld:
             for customer in customers:
                 busy.start_soon(customer.work, lake.heads, self._operations)
         self.history.met.update(lake.met)
+        if isinstance(lake.names, EtcdNames):
+            self.history.met.update({f"names: {what}": count for what, count in lake.names.met.items()})
         self.history.met["operations"] = sum(customer.operations for customer in customers)
         self.history.met["failures"] = sum(customer.failures for customer in customers)
         self.history.met["keyed operations"], self.history.met["keyed hits"] = keyed.operations, keyed.hits

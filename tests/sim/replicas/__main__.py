@@ -10,6 +10,7 @@ import traceback
 import structlog
 
 from tests.sim.cluster.__main__ import LOG_LINES, say
+from tests.sim.replicas.scenes import SCENES, ReplicaScene
 from tests.sim.replicas.world import ReplicasWorld
 
 
@@ -18,12 +19,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.replicas")
     parser.add_argument("seed", type=int, nargs="?", help="run this one, and show its steps")
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "END"), default=(0, 50))
+    parser.add_argument("--scene", choices=list(SCENES), help="run this scene with that seed")
     parser.add_argument("--log", action="store_true", help="show the product's log")
     asked = parser.parse_args()
     if not asked.log:
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     if asked.seed is not None:
-        return _show(asked.seed)
+        return _show(ReplicaScene(asked.scene, asked.seed) if asked.scene else ReplicasWorld(asked.seed))
     failed = sum(not _run(seed) for seed in range(*asked.seeds))
     say(f"{len(range(*asked.seeds))} histories, {failed} failed")
     return 1 if failed else 0
@@ -40,9 +42,8 @@ def _run(seed: int) -> bool:
     return True
 
 
-def _show(seed: int) -> int:
+def _show(world: ReplicasWorld) -> int:
     """Run one history, and show its steps."""
-    world = ReplicasWorld(seed)
     try:
         world.run()
     except Exception as error:  # noqa: BLE001 - whatever went wrong is the seed's finding

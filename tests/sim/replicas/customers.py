@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
 import trio
@@ -69,8 +70,7 @@ class Customer:
     async def work(self, operations: int) -> None:
         """Do so many operations, whoever leads."""
         steps, weights = [step for _, step in self._steps], [weight for weight, _ in self._steps]
-        async with far_etcd(self._world.nodes, self._host) as coordinator, open_names_leader(coordinator) as leader:
-            connect = self._world.names_from(self._host, leader)
+        async with self.reached() as connect:
             left = operations
             while left:
                 async with trio.open_nursery() as nursery:
@@ -78,6 +78,21 @@ class Customer:
                     left = await self._use(link, left, steps, weights)
                     await link.aclose()
                     nursery.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def reached(self) -> AsyncIterator[ConnectNames]:
+        """Follow the leader of the names from this host; yields what connects to whichever leads."""
+        async with far_etcd(self._world.nodes, self._host) as coordinator, open_names_leader(coordinator) as leader:
+            yield self._world.names_from(self._host, leader)
+
+    async def try_once(self, connect: ConnectNames, step: Step) -> bool:
+        """Do a step over a connection of its own; False if that cannot be done now."""
+        async with trio.open_nursery() as nursery:
+            link = NamesLink(nursery, connect, lambda: None)
+            done = await step(link)
+            await link.aclose()
+            nursery.cancel_scope.cancel()
+        return done
 
     async def _use(self, link: NamesLink, left: int, steps: list[Step], weights: list[int]) -> int:
         """Work over one connection until it is lost; returns how many operations are left."""
@@ -92,14 +107,14 @@ class Customer:
 
     async def read_all(self, connect: ConnectNames) -> bool:
         """List all names, and read each by itself; False if that cannot be done now."""
-        async with trio.open_nursery() as nursery:
-            link = NamesLink(nursery, connect, lambda: None)
+
+        async def read_each(link: NamesLink) -> bool:
             done = await self.list_all(link)
             for key in KEYS:
                 done = done and await self._read(link, key)
-            await link.aclose()
-            nursery.cancel_scope.cancel()
-        return done
+            return done
+
+        return await self.try_once(connect, read_each)
 
     # --- operations: each returns False when its connection cannot be used any more -----------------------
 

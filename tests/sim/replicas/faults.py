@@ -27,7 +27,7 @@ class Faults:
         self._clients = clients
         self._met = met
         self._rng = world.new_random()
-        self._kinds: list[tuple[int, Event]] = [
+        self.kinds: Sequence[tuple[int, Event]] = [
             (6, self.crash),
             (6, self.stop),
             (5, self.cut_off_replica),
@@ -43,7 +43,7 @@ class Faults:
 
     async def run(self, count: int) -> None:
         """Let that many events happen, and wait until each has ended."""
-        kinds, weights = [kind for _, kind in self._kinds], [weight for weight, _ in self._kinds]
+        kinds, weights = [kind for _, kind in self.kinds], [weight for weight, _ in self.kinds]
         async with trio.open_nursery() as events:
             for _ in range(count):
                 await trio.sleep(self._rng.choice((0.1, 0.5, 2.0, 6.0)))
@@ -101,20 +101,6 @@ class Faults:
             return
         self._met_now("disk lost", place.machine + (", which leads" if place.leads else ""))
         await place.lose()
-
-    async def watch_caught_up(self) -> None:
-        """Note which replicas have had all groups since their disks are there, until cancelled."""
-        while True:
-            await trio.sleep(0.5)
-            leader = next((place for place in self._world.places if place.leads), None)
-            if leader is None or leader.metadata is None:
-                continue
-            end = leader.metadata.kept_sequence
-            for place in self._world.places:
-                if place.metadata is None or place.is_stopped or not place.is_wanted:
-                    continue
-                if place.metadata.kept_sequence >= end:
-                    place.is_caught_up = True
 
     # --- ways and etcd -----------------------------------------------------------------------------------
 
@@ -196,6 +182,21 @@ class Faults:
         state.is_full, state.quota_bytes = True, 0
         await trio.sleep(self._rng.choice((0.5, 4.0, 12.0)))
         state.is_full, state.quota_bytes = False, None
+
+
+async def watch_caught_up(world: Surroundings) -> None:
+    """Note which replicas have had all groups since their disks are there, until cancelled."""
+    while True:
+        await trio.sleep(0.5)
+        leader = next((place for place in world.places if place.leads), None)
+        if leader is None or leader.metadata is None:
+            continue
+        end = leader.metadata.kept_sequence
+        for place in world.places:
+            if place.metadata is None or place.is_stopped or not place.is_wanted:
+                continue
+            if place.metadata.kept_sequence >= end:
+                place.is_caught_up = True
 
 
 def draw_faults(chance: float) -> EtcdFaults:

@@ -59,13 +59,13 @@ class DriftingClock(SimClock):
 
     def __init__(self, rate: float) -> None:
         super().__init__()
-        self._rate = rate
+        self.rate = rate
         self.stood_s = 0.0
 
     def monotonic(self) -> float:
         """Return the seconds that this machine counts."""
         stood_s = self.stood_s if self.stands_with_process else 0.0
-        return round((super().monotonic() - stood_s) * self._rate, 6)  # else ever shorter waits would end at no time
+        return round((super().monotonic() - stood_s) * self.rate, 6)  # else ever shorter waits would end at no time
 
 
 @dataclass
@@ -79,6 +79,8 @@ class Surroundings:
     sizes: StoreSizes
     log: Callable[[str], None]
     places: list[ReplicaPlace] = field(default_factory=list)
+    incarnation: bytes = b""
+    """The coordinator's, when a lake was moved to it."""
 
     def new_random(self) -> random.Random:
         """Make a source of chance for a part, so that parts do not disturb each other."""

@@ -9,16 +9,16 @@ import argparse
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from unittest import mock
 
 import structlog
 import trio
 
-from engine.coordinator.coordinator import HasRevision, Operation
+from engine.coordinator.coordinator import HasRevision, IsAbsent, Operation
 from engine.coordinator.held_lease import HeldLease
-from engine.group_log import replica
+from engine.group_log import leader_log, replica
 from engine.group_log.follower import Follower
 from engine.group_log.leader_log import LeaderLog
 from engine.group_log.trimming import Trimming, _Kept as TrimmedBy
@@ -27,6 +27,7 @@ from engine.metadata.group_log import ClosedGroup, PayloadBatch
 from lakefs.ids import Revision, Sequence
 from tests.sim.cluster.__main__ import say
 from tests.sim.replicas.places import DriftingClock
+from tests.sim.replicas.scenes import ReplicaScene
 from tests.sim.replicas.world import ReplicasWorld
 
 Plant = Callable[[], AbstractContextManager[Any]]
@@ -41,6 +42,16 @@ class Weakening:
     first: int = 0
     """The seed that is tried first: it noticed it when this was written."""
     seeds: int = 60
+    scene: str = ""
+    """The scene whose seeds are run; without it, whole histories."""
+
+    def in_scene(self, scene: str) -> Weakening:
+        """Return it as it is looked for in a scene."""
+        return replace(self, scene=scene, seeds=5)
+
+    def world(self, seed: int) -> ReplicasWorld:
+        """Return the world of a seed."""
+        return ReplicaScene(self.scene, seed) if self.scene else ReplicasWorld(seed)
 
 
 def seeds_to_notice(weakened: Weakening) -> tuple[int, str] | None:
@@ -49,7 +60,7 @@ def seeds_to_notice(weakened: Weakening) -> tuple[int, str] | None:
     with weakened.plant():
         for count, seed in enumerate(order, 1):
             try:
-                ReplicasWorld(seed).run()
+                weakened.world(seed).run()
             except Exception as error:  # noqa: BLE001 - a weaker rule may break anything
                 return count, f"seed {seed}: {type(error).__name__}: {error}"
     return None
@@ -62,7 +73,7 @@ def _instead(owner: object, name: str, instead: object) -> AbstractContextManage
 # --- the leader's log --------------------------------------------------------------------------------
 
 
-def _reads_without_the_lease() -> AbstractContextManager[Any]:
+def reads_without_the_lease() -> AbstractContextManager[Any]:
     stack = ExitStack()
     stack.enter_context(_instead(LeaderLog, "check", lambda self: None))
     stack.enter_context(_instead(replica, "_end_with_lease", _never))
@@ -105,7 +116,31 @@ class _Kept:
         """Do nothing: the journal has it."""
 
 
+def _append_does_not_compare_the_leader() -> AbstractContextManager[Any]:
+    return _instead(leader_log, "HasRevision", lambda key, revision: IsAbsent(b"nothing"))
+
+
 # --- leases ------------------------------------------------------------------------------------------
+
+
+def _lease_counts_from_the_receipt() -> AbstractContextManager[Any]:
+    async def is_kept(self: HeldLease) -> bool:
+        kept = await self._coordinator.keep_alive(self.id)
+        if kept:
+            self._until = self._clock.monotonic() + self.ttl_s
+        return kept
+
+    return _instead(HeldLease, "_is_kept", is_kept)
+
+
+def _no_lease_prolongs_it() -> AbstractContextManager[Any]:
+    async def is_kept(self: HeldLease) -> bool:
+        sent = self._clock.monotonic()
+        await self._coordinator.keep_alive(self.id)
+        self._until = sent + self.ttl_s
+        return True
+
+    return _instead(HeldLease, "_is_kept", is_kept)
 
 
 def _clock_stands_while_suspended() -> AbstractContextManager[Any]:
@@ -150,7 +185,7 @@ def _old_replica_leads() -> AbstractContextManager[Any]:
 # --- trimming and beginning anew ---------------------------------------------------------------------
 
 
-def _trimmed_behind_one() -> AbstractContextManager[Any]:
+def trimmed_behind_one() -> AbstractContextManager[Any]:
     async def kept(self: Trimming, own_kept: Sequence) -> list[TrimmedBy]:
         return [TrimmedBy(own_kept, b"", Revision(0))]
 
@@ -181,7 +216,7 @@ class _Elsewhere:
 
 
 WEAKENED: Final = (
-    Weakening("reads without the lease", _reads_without_the_lease, first=3),
+    Weakening("reads without the lease", reads_without_the_lease, first=3),
     Weakening("answers before the log has the group", _answered_before_the_log_has_it, first=1),
     Weakening("the journal has a group before the log", _journal_before_the_log),
     Weakening("the clock stands while the process does", _clock_stands_while_suspended, first=257),
@@ -189,10 +224,17 @@ WEAKENED: Final = (
     Weakening("parts without their group stay", _leftover_parts_stay, first=13),
     Weakening("a part is taken for a group", _part_is_a_group, first=13),
     Weakening("a replica that is too old leads", _old_replica_leads),
-    Weakening("groups are trimmed that only the leader has", _trimmed_behind_one, first=28),
+    Weakening("groups are trimmed that only the leader has", trimmed_behind_one, first=28),
     Weakening("it is not said up to where the log was trimmed", _trimmed_unsaid, first=3),
     Weakening("the log is held as long as a new replica follows", _hold_is_kept),
     Weakening("a replica that was lost counts for ever", _lost_replicas_count),
+    Weakening("an append does not compare the leader", _append_does_not_compare_the_leader).in_scene(
+        "an append is late"
+    ),
+    Weakening("a lease is counted from the receipt of its answer", _lease_counts_from_the_receipt).in_scene(
+        "an answer to a keep-alive is late"
+    ),
+    Weakening('the answer "no lease" prolongs a lease', _no_lease_prolongs_it).in_scene("a clock stands"),
 )
 
 

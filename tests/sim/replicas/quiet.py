@@ -32,29 +32,17 @@ class Quiet:
 
     async def end(self) -> None:
         """Let all be well, and look at everything; SimFailure."""
-        self._heal()
+        heal(self._world)
         await self._read_all()
-        await self._until(self._is_equal, "replicas do not become equal")
-        await self._until(self._is_trimmed, "the log is not trimmed")
+        await wait_equal(self._world)
+        await wait_trimmed(self._world)
         self._promises.registers.check()
         power = self._world.rng.random() < 0.7
         for place in self._world.places:
             place.crash(power=power)
         await self._read_all()
-        await self._until(self._is_equal, "replicas do not become equal behind a crash of all")
+        await wait_equal(self._world, " behind a crash of all")
         self._promises.registers.check()
-
-    def _heal(self) -> None:
-        world, nodes = self._world, self._world.nodes
-        world.network.heal()
-        nodes.faults = EtcdFaults()
-        nodes.state.is_full, nodes.state.quota_bytes = False, None
-        for host in nodes.hosts:
-            nodes.start(host)
-            nodes.resume(host)
-        for place in world.places:
-            place.disk.crash_at = None
-            place.resume()
 
     async def _read_all(self) -> None:
         with trio.move_on_after(QUIET_S) as bound:
@@ -63,26 +51,51 @@ class Quiet:
         if bound.cancelled_caught:
             raise SimFailure(f"names cannot be read in {QUIET_S:g} s")
 
-    async def _until(self, condition: Callable[[], bool], what: str) -> None:
-        with trio.move_on_after(QUIET_S) as bound:
-            while not condition():  # noqa: ASYNC110 - on a clock that jumps
-                await trio.sleep(1.0)
-        if bound.cancelled_caught:
-            raise SimFailure(f"{what}, in {QUIET_S:g} s: {[_state(place) for place in self._world.places]}")
 
-    def _is_equal(self) -> bool:
-        """Return True if all replicas are there and have the same records."""
-        found: list[Contents | None] = [place.contents() for place in self._world.places]
+def heal(world: Surroundings) -> None:
+    """End all faults of replicas, of etcd, and of ways."""
+    nodes = world.nodes
+    world.network.heal()
+    nodes.faults = EtcdFaults()
+    nodes.state.is_full, nodes.state.quota_bytes = False, None
+    for host in nodes.hosts:
+        nodes.start(host)
+        nodes.resume(host)
+    for place in world.places:
+        place.disk.crash_at = None
+        place.resume()
+
+
+async def wait_equal(world: Surroundings, when: str = "") -> None:
+    """Wait until all replicas are there and have the same records; SimFailure."""
+
+    def is_equal() -> bool:
+        found: list[Contents | None] = [place.contents() for place in world.places]
         return found[0] is not None and all(each == found[0] for each in found)
 
-    def _is_trimmed(self) -> bool:
-        """Return True if nothing is left in the log, but for parts of trimmed groups that came late."""
-        state = self._world.nodes.state
+    await _until(world, is_equal, f"replicas do not become equal{when}")
+
+
+async def wait_trimmed(world: Surroundings) -> None:
+    """Wait until nothing is left in the log, but for parts of trimmed groups that came late; SimFailure."""
+    state = world.nodes.state
+
+    def is_trimmed() -> bool:
         record = state.current(_PREFIX + KEYS.log)
         assert record is not None, "the log was begun"
         assert record.value is not None, "the log is not removed"
         begin = _PREFIX + KEYS.group(Sequence(decode(LogRecord, record.value).trimmed + 1))
         return not any(state.current(key) for key in state._keys if begin <= key < _PREFIX + KEYS.groups[1])
+
+    await _until(world, is_trimmed, "the log is not trimmed")
+
+
+async def _until(world: Surroundings, condition: Callable[[], bool], what: str) -> None:
+    with trio.move_on_after(QUIET_S) as bound:
+        while not condition():  # noqa: ASYNC110 - on a clock that jumps
+            await trio.sleep(1.0)
+    if bound.cancelled_caught:
+        raise SimFailure(f"{what}, in {QUIET_S:g} s: {[_state(place) for place in world.places]}")
 
 
 def _state(place: ReplicaPlace) -> str:

@@ -26,7 +26,7 @@ from tests.sim.cluster.network import Network
 from tests.sim.cluster.process import causes_of
 from tests.sim.judges.history import SimFailure
 from tests.sim.replicas.customers import Customer, Promises
-from tests.sim.replicas.faults import KEYS, Faults, draw_faults
+from tests.sim.replicas.faults import KEYS, Faults, draw_faults, watch_caught_up
 from tests.sim.replicas.places import ReplicaPlace, Surroundings
 from tests.sim.replicas.quiet import Quiet
 from tests.sim.workloads.lives import draw_sizes
@@ -56,6 +56,7 @@ class ReplicasWorld:
     """The run of one seed."""
 
     def __init__(self, seed: int, operations: int = 15, events: int = 7) -> None:
+        self.seed = seed
         self.history = History(seed)
         self._operations = operations
         self._events = events
@@ -64,6 +65,11 @@ class ReplicasWorld:
         self._count = self._rng.choice((2, 3, 3))
         self._chance = self._rng.choice((0.0, 0.3, 1.0))
         self._piece_bytes = self._rng.choice((400, 2000, 1 << 20))
+
+    @property
+    def name(self) -> str:
+        """The arguments that run it again."""
+        return str(self.seed)
 
     def run(self) -> History:
         """Live the history; raise SimFailure when the names broke a promise."""
@@ -131,7 +137,7 @@ class ReplicasWorld:
         world.nodes.faults = draw_faults(self._chance)
         faults = Faults(world, CLIENTS, self.history.met)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(faults.watch_caught_up)
+            nursery.start_soon(watch_caught_up, world)
             async with trio.open_nursery() as busy:
                 busy.start_soon(faults.run, self._events)
                 for host in CLIENTS:

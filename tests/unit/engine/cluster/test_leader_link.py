@@ -25,10 +25,11 @@ TWO = LeaderRecord(b"2" * 16, "machine 2", ("tcp://10.0.0.2:9100",))
 
 
 class FakeNames:
-    """Names at any leader's address; those in `away` do not answer."""
+    """Names at any leader's address; those in `away` refuse connections, those in `silent` do not answer."""
 
     def __init__(self) -> None:
         self.away: set[bytes] = set()
+        self.silent: set[bytes] = set()
         self.connected: list[bytes] = []
         self.lost = trio.Event()
 
@@ -38,6 +39,8 @@ class FakeNames:
             await trio.sleep(0.01)
             if record.replica in self.away:
                 raise EngineUnreachable("it does not listen yet")
+            if record.replica in self.silent:
+                await trio.sleep_forever()
             self.connected.append(record.replica)
             try:
                 yield NamesConnection(cast(Any, None), cast(Any, None), self.lost.wait)
@@ -117,6 +120,32 @@ def test_a_client_waits_for_a_leader_and_until_it_listens_but_not_for_ever() -> 
                 assert names.connected == [TWO.replica]
         names.away = {TWO.replica}
         await ends_unreachable("does not listen yet")
+
+    run(scenario)
+
+
+def test_a_connect_to_a_leader_that_is_cut_off_is_given_up_when_another_leads() -> None:
+    async def scenario(coordinator: MemoryCoordinator, leader: NamesLeader, names: FakeNames) -> None:
+        async def lead_later() -> None:
+            await trio.sleep(2)
+            await lead(coordinator, TWO)
+
+        await lead(coordinator, ONE)
+        names.silent = {ONE.replica}
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lead_later)
+            async with names_led_by(leader, names.connect_to)():
+                assert names.connected == [TWO.replica]
+                assert trio.current_time() - began < 2.5
+                await lead(coordinator, ONE)
+                await trio.sleep(1)
+                assert names.connected == [TWO.replica], "its holder ends a connection, not its making"
+        names.silent = {TWO.replica}
+        await lead(coordinator, TWO)
+        with pytest.raises(EngineUnreachable, match="no replica of the names leads"):
+            async with names_led_by(leader, names.connect_to)():
+                pass
 
     run(scenario)
 

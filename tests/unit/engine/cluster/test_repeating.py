@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from engine.coordinator.coordinator import Compare, Coordinator, Delete, Operation, Put, Transacted
+from engine.coordinator.coordinator import Compare, Coordinator, Delete, Found, Operation, Put, Transacted
 from engine.coordinator.lasting import lasting
 from engine.coordinator.records import (
     CHARGE_KEY,
@@ -46,7 +46,12 @@ class Table(MemoryCoordinator):
         super().__init__()
         self.batches: list[Sequence[Operation]] = []
         self.late_s = 0.0
+        self.reads_late_s = 0.0
         self.fails_behind = 0
+
+    async def get(self, key: bytes) -> Found:
+        await trio.sleep(self.reads_late_s)
+        return await super().get(key)
 
     async def transact(
         self,
@@ -133,14 +138,15 @@ def test_a_table_comes_before_the_number_of_its_epoch() -> None:
 
 
 @pytest.mark.parametrize("value", [b"1", None])
-def test_what_is_changed_back_while_it_is_put_is_put_back(value: bytes | None) -> None:
+@pytest.mark.parametrize("late", ["reads_late_s", "late_s"])
+def test_what_is_changed_back_while_it_is_put_is_put_back(value: bytes | None, late: str) -> None:
     async def scenario() -> None:
         async with repeating() as (etcd, table):
             if value is not None:
                 await put(etcd, b"walk", value)
             await settled(etcd, table)
             await trio.sleep(2 * REPEAT_EVERY_S)
-            table.late_s = 3.0
+            setattr(table, late, 3.0)
             await put(etcd, b"walk", b"2")
             await trio.sleep(1.0)
             await etcd.transact([], [Delete(b"walk") if value is None else Put(b"walk", value)])

@@ -1,0 +1,70 @@
+"""Scenes of a lake over an etcd: two replicas of the names believe to lead, and one head hears of the old one only."""
+
+from __future__ import annotations
+
+import trio
+
+from engine.group_log.log_bounds import LEADER_LEASE_S
+from tests.sim.cluster.customers import Customer
+from tests.sim.cluster.etcd_names import EtcdNames, LakeReplica
+from tests.sim.cluster.etcd_nodes import HOSTS
+from tests.sim.cluster.network import Way
+from tests.sim.cluster.stage import Stage
+
+NAMES = "o0", "o1", "o2"
+
+
+async def two_replicas_lead(stage: Stage) -> None:
+    """The leader of names and a head hear nothing of etcd: through that head nothing old is read, nothing is written.
+
+    What the next leader changes goes through the other head.
+    """
+    names = stage.lake.names
+    assert isinstance(names, EtcdNames)
+    cut_off, fresh = stage.rng.sample(stage.heads, 2)
+    for name in NAMES:
+        await stage.put(name, stage.payload())
+    leader = next(replica for replica in names.replicas if replica.leads)
+    stage.lake.health.begin_elsewhere()
+    async with stage.client(cut_off) as reader, stage.client(cut_off) as writer, trio.open_nursery() as nursery:
+        await reader.read(NAMES[0])
+        nursery.start_soon(_read_again_and_again, reader)
+        nursery.start_soon(_put_again_and_again, stage, writer)
+        _silence(stage, (leader.machine, cut_off.host), Way.SILENT)
+        await stage.wait(lambda: _leads_beside(names, leader), "another replica leads")
+        for name in NAMES:
+            await stage.put(name, stage.payload(), head=fresh)
+        await stage.remove(NAMES[-1], fresh)
+        await trio.sleep(2 * LEADER_LEASE_S)
+        nursery.cancel_scope.cancel()
+    _silence(stage, (leader.machine, cut_off.host), Way.GOOD)
+    await trio.sleep(2 * LEADER_LEASE_S)
+    stage.lake.health.end_elsewhere()
+    await stage.read_all()
+
+
+def _leads_beside(names: EtcdNames, old: LakeReplica) -> bool:
+    return any(replica.leads for replica in names.replicas if replica is not old)
+
+
+def _silence(stage: Stage, hosts: tuple[str, ...], way: Way) -> None:
+    for host in hosts:
+        for node in HOSTS:
+            stage.lake.world.network.set_way(host, node, way)
+            stage.lake.world.network.set_way(node, host, way)
+
+
+async def _read_again_and_again(reader: Customer) -> None:
+    while True:
+        for name in NAMES:
+            await reader.read(name)
+            await trio.sleep(0.05)
+
+
+async def _put_again_and_again(stage: Stage, writer: Customer) -> None:
+    """Put names of its own, which are read back in the end if they were answered."""
+    number = 0
+    while True:
+        number += 1
+        await writer.put_object(f"old{number % 8}", stage.payload())
+        await trio.sleep(0.4)
