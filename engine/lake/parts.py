@@ -18,7 +18,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -302,16 +302,17 @@ def _open_term(
     in_lake = NamesCheckpoints(
         etcd.coordinator, content.links, content.stripes, store, names.disk, gate, offload, plan.names_checkpoint_s
     )
-    return Term(service, partial(_keep_lake, upkeep, etcd.coordinator, store, in_lake))
+    return Term(service, partial(_keep_lake, upkeep, etcd.coordinator, store, in_lake.run))
 
 
 async def _keep_lake(
-    upkeep: LakeUpkeep, coordinator: Coordinator, store: KeyedStore, checkpoints: NamesCheckpoints
+    upkeep: LakeUpkeep, coordinator: Coordinator, store: KeyedStore, *beside: Callable[[], Awaitable[None]]
 ) -> None:
-    """Keep the lake whole, its records in the names, and the names in the lake, until cancelled."""
+    """Keep the lake whole, and its records in the names, until cancelled; run what is given beside that."""
     async with open_table(store) as table, trio.open_nursery() as nursery:
         nursery.start_soon(Repeating(coordinator, table, store.clock).run)
-        nursery.start_soon(checkpoints.run)
+        for run in beside:
+            nursery.start_soon(run)
         await upkeep.run()
 
 
