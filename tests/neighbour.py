@@ -36,8 +36,9 @@ def be_previous() -> None:
     from engine.head import head
     from lakefs.wire import connection, messages as m
 
-    lacks: dict[type, int] = {m.EpochKnown: 3, m.ShardsListed: 2, DirtyRecord: 1}
-    for request, count in ((m.ListShards, 1), (m.DropShards, 1), (m.ReadChunks, 2)):
+    lacks: dict[type, int] = {m.EpochKnown: 4, m.ShardsListed: 2, DirtyRecord: 1}
+    newer = (m.KeyedPut, m.KeyedCommit, m.KeyedRemove, m.ListShards, m.DropShards)
+    for request, count in (*((request, 1) for request in newer), (m.ReadChunks, 2)):
         known = len(request.__struct_fields__) - count
         decode = connection._decode_request[request.OP]
         connection._decode_request[request.OP] = partial(_decode_without, decode, known)

@@ -236,6 +236,36 @@ def remove(where: Target, member: str, accept_loss: bool) -> None:
     notice(f"lake: member {found} was removed; its folder is not used any more")
 
 
+@cluster.command(name="set")
+@click.argument("settings", metavar="NAME=VALUE...", nargs=-1, required=True)
+@engine_options
+@pass_target
+def set_(where: Target, settings: tuple[str, ...]) -> None:
+    """Change settings of the whole lake; lake cluster status shows them.
+
+    out-after=TIME: silence after which a member is out, and others get its places; at first 10m, at least 1m.
+    out-stops=machine|rack|zone|off: none is made out while more are away at once than the largest machine, rack or zone
+    has, as then it is the network; at first rack.
+    """
+    from lakefs.client.facade import driver_of
+    from lakefs.config.values import parse_duration
+
+    known: dict[str, Any] = {}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        if name == "out-after":
+            known["out_after_s"] = int(parse_duration(f"{value}s" if value.isdecimal() else value)) or -1
+        elif name == "out-stops":
+            known["out_stops"] = value or "?"
+        else:
+            raise InvalidArgument(f"{name!r} is no setting of a lake; there are out-after and out-stops", subject=name)
+    with where.open() as lake:
+        _lake_of(lake)
+        driver = driver_of(lake)
+        driver.run(driver.steps.set_lake(**known))
+    notice("lake: set; lake cluster status shows it")
+
+
 @cluster.group(invoke_without_command=True)
 @json_option
 @engine_options

@@ -22,7 +22,9 @@ def lake_lines(lake: dict[str, Any], folders: Sequence[dict[str, Any]] = ()) -> 
         *[_line(f"member {member['id']}", _member(member, places)) for member in lake["members"]],
         *_shared_devices(lake["members"]),
         *[_line(f"folder {each['folder']}", _folder(each)) for each in folders if not each["serves"]],
+        *_heads(lake.get("heads", ())),
         outlives(lake),
+        *_out(lake),
         _line("walker", _walker(lake)),
         _line("gc", f"generation {lake['gc_generation']}, {_gc(gc)}"),
         *etcd,
@@ -144,6 +146,25 @@ def _walker(lake: dict[str, Any]) -> str:
     if lake["ring_epochs"] > 1:
         told.append(f"{lake['ring_epochs']} tables in use")
     return ", ".join(told)
+
+
+def _heads(heads: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each process that serves clients."""
+    return [
+        _line(
+            f"head {head['pid']}", f"at {head['host']}, machine {head['machine']}, since {iso_time(head['since_ns'])}"
+        )
+        for head in heads
+    ]
+
+
+def _out(lake: dict[str, Any]) -> list[str]:
+    """Return when a silent member is made out, or why none is; nothing of an earlier release's status."""
+    if "out_after_s" not in lake:
+        return []
+    stops = "" if lake["out_stops"] == "off" else f", while no more than a {lake['out_stops']} is away"
+    told = f"after {lake['out_after_s']} s of silence{stops}"
+    return [_line("out", told + (f"; stopped: {lake['out_stopped_because']}" if lake["out_stopped_because"] else ""))]
 
 
 def _etcd(etcd: dict[str, Any]) -> str:

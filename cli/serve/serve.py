@@ -42,6 +42,7 @@ _NO_FACES: Final = (*_NO_PORTS, *("--rdma", "off", "--dram-tier-bytes", "0", "--
 @click.option("--member", hidden=True, metavar="LAKE", help="Be the process of a member of this lake.")
 @click.option("--head", hidden=True, metavar="NAMES", help="Be one more head, whose names are there.")
 @click.option("--inherited", hidden=True, type=int, multiple=True, metavar="FD", help="A socket that listens.")
+@click.option("--deadline", hidden=True, type=int, metavar="FD", help="Memory that says up to when it takes shards.")
 @click.option("--parent", hidden=True, type=int, metavar="FD", help="Socket to the process that serves the lake.")
 @click.option("--socket", metavar="PATH", help="Unix socket of the native protocol.")
 @click.option("--socket-group", metavar="GROUP", help="Group that may use the socket, beside root and this user.")
@@ -81,6 +82,7 @@ def serve(
     member: str | None,
     head: str | None,
     inherited: tuple[int, ...],
+    deadline: int | None,
     parent: int | None,
     **settings: str | tuple[str, ...] | None,
 ) -> None:
@@ -100,7 +102,7 @@ def serve(
 
     log_to_stderr(config.log_level)
     if member is not None and parent is not None:
-        run_loop(partial(_serve_member, config, bytes.fromhex(member), parent))
+        run_loop(partial(_serve_member, config, bytes.fromhex(member), parent, deadline))
     elif head is not None and parent is not None:
         run_loop(partial(_serve_head, config, head, inherited, parent))
     elif _is_lake(config):
@@ -138,13 +140,15 @@ async def _serve_lake(config: Config, options: dict[str, Any]) -> None:
     )
 
 
-async def _serve_member(config: Config, lake_id: bytes, parent: int) -> None:
+async def _serve_member(config: Config, lake_id: bytes, parent: int, deadline: int | None) -> None:
+    from engine.host.shared_deadline import SharedDeadline
     from engine.lake.children import report_to_parent
     from engine.process.engine_process import run_engine
 
     face = partial(report_to_parent, parent, news=_figures_of_member)
     with _last_words(parent):
-        await run_engine(config, printer=lambda _: None, faces=(face,), cluster_id=lake_id)
+        may_take = None if deadline is None else SharedDeadline(deadline).holds
+        await run_engine(config, printer=lambda _: None, faces=(face,), cluster_id=lake_id, may_take=may_take)
 
 
 def _figures_of_member(running: Any) -> dict[str, Any]:

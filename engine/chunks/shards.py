@@ -14,6 +14,8 @@ Rules kept here:
 - A present shard is not replaced by other bytes, or one of a chunk of another length: all of a shard is a function of
   its chunk, so one of both is wrong.
 - A shard is dropped only if, in the step that drops it, it was not touched later than its copy.
+- Nothing is stored, and no offer answered, while this member may not take shards (`may_take`): looked at in the step
+  that decides, and before the answer leaves.  So a member that is cut off, and out, counts for no answer.
 """
 
 from __future__ import annotations
@@ -46,11 +48,12 @@ from engine.format.shards import (
 from engine.metadata.metadata_store import Metadata
 from engine.segments.segment_store import Segments
 from engine.tables.views import Transaction, View
-from lakefs.errors import AlreadyExists, InvalidArgument, StaleEpoch
+from lakefs.errors import AlreadyExists, CoordinatorLost, InvalidArgument, StaleEpoch
 from lakefs.ids import WHOLE_CHUNK, Birth, ChunkId, Sequence, ShardNumber, shard_text
 from lakefs.limits import GC_BATCH
 from lakefs.ports import Offload
 
+TAKES_NOTHING: Final = "it takes no shards: its lease at the lake's coordinator was not renewed; it is read on"
 Name = tuple[ChunkId, ShardNumber]
 Opening = Callable[[], Awaitable[object]]
 
@@ -126,6 +129,8 @@ class Shards:
         self._ingest = ingest
         self._begin_to_use = begin_to_use
         self.touched: Final = Touched()
+        self.may_take: Callable[[], bool] = lambda: True
+        """Says if this member may take shards, offers and marks now: not behind half of its lease."""
         if is_new:
             self.touched.opened(0)
         with metadata.view() as view:
@@ -166,15 +171,26 @@ class Shards:
                 subject=str(self.ring.epoch),
             )
 
+    def check_taking(self) -> None:
+        """Raise CoordinatorLost unless this member may take shards, offers and marks now."""
+        if not self.may_take():
+            raise CoordinatorLost(TAKES_NOTHING)
+
+    def check_request(self, epoch: int) -> None:
+        """Raise StaleEpoch, CoordinatorLost for a store or an offer that this member may not take now."""
+        self.check_epoch(epoch)
+        self.check_taking()
+
     # --- storing -----------------------------------------------------------------------------------
 
     async def store(self, epoch: int, generation: int, shards: Seq[Incoming]) -> list[bool]:
         """Store shards, each named once: True for each that was new.  Durable and touched on return.
 
         InvalidArgument (checksums), AlreadyExists (other bytes), StaleEpoch, StoreFull, StoreReadOnly, DiskFailed: then
-        no record was made, but the present ones may be touched.  On cancellation, too.
+        no record was made, but the present ones may be touched.  On cancellation, too.  CoordinatorLost: records may
+        have been made.
         """
-        self.check_epoch(epoch)
+        self.check_request(epoch)
         keys = [shard_key(item.chunk, item.shard) for item in shards]
         with self._metadata.view() as view:
             all_absent = bool(keys) and all(self._find_good(view, key) is None for key in keys)
@@ -184,13 +200,14 @@ class Shards:
             recorded = await self._record(epoch, generation, written)
         else:
             recorded = await self._store_absent(epoch, generation, shards)
+        self.check_taking()
         return [key in recorded for key in keys]
 
     async def _store_absent(self, epoch: int, generation: int, shards: Seq[Incoming]) -> set[bytes]:
         """Store those that are absent, and compare the others; returns the keys of those that were new."""
         sealed = await self._sealed(shards)
         with self._metadata.view() as view:
-            self.check_epoch(epoch)
+            self.check_request(epoch)
             absent = [item for item in sealed if not self._is_kept(view, item, generation)]
             sequence = view.sequence
         recorded = set[bytes]()
@@ -221,7 +238,7 @@ class Shards:
         """Record written shards, durably; returns the keys of those that were new."""
 
         def decide(txn: Transaction) -> set[bytes]:
-            self.check_epoch(epoch)
+            self.check_request(epoch)
             fresh = [item for item in written if not self._is_kept(txn, _sealed_of(item), generation)]
             for item in fresh:
                 self._record_in(txn, item, generation)
@@ -247,7 +264,7 @@ class Shards:
         """Return lengths of each shard and of its chunk, 0 unless it is present and whole; durable and touched then."""
         lengths, chunk_lengths = list[int](), list[int]()
         with self._metadata.view() as view:
-            self.check_epoch(epoch)
+            self.check_request(epoch)
             for name in names:
                 record = self._find_good(view, shard_key(*name))
                 if record is not None:
@@ -256,6 +273,7 @@ class Shards:
                 chunk_lengths.append(0 if record is None else record.logical_bytes)
             sequence = view.sequence
         await self._metadata.wait_durable(sequence)
+        self.check_taking()
         return lengths, chunk_lengths
 
     def _find_good(self, view: View, key: bytes) -> ChunkRecord | None:

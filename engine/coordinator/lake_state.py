@@ -13,7 +13,7 @@ all; only `note_dirty`, which may take several transactions, may have noted some
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -37,16 +37,20 @@ from engine.coordinator.records import (
     LAKE_KEY,
     MEMBERS,
     OPENINGS,
+    PRESENT,
+    SETTINGS_KEY,
     WALK_KEY,
     WALKER_KEY,
     DirtyRecord,
     EpochRecord,
     EtcdRecord,
     GenerationRecord,
+    HeadRecord,
     LakeRecord,
     MemberRecord,
     MemberState,
     OpeningRecord,
+    SettingsRecord,
     WalkRecord,
     decode,
     dirty_key,
@@ -66,8 +70,8 @@ NO_EPOCH: Final = RingEpoch(0)
 NO_GENERATION: Final = GcGeneration(0)
 FIRST_PARTITION: Final = Partition(0)
 LAST_PARTITION: Final = Partition(0xFFFF)
-_CLEARED_MAX: Final = COORDINATOR_OPERATIONS_MAX - 1
-"""One comparison is left for a coordinator that is fenced (`engine.coordinator.fenced_coordinator`)."""
+_CLEARED_MAX: Final = COORDINATOR_OPERATIONS_MAX - 2
+"""Two comparisons are left, for a coordinator that is fenced (`fenced_coordinator`), and for a term."""
 
 
 class Dirty(msgspec.Struct, frozen=True):
@@ -120,6 +124,24 @@ class LakeState:
         entry = (await self._coordinator.get(ETCD_KEY)).entry
         if entry is None or entry.value != value:
             await self._coordinator.transact([], [Put(ETCD_KEY, value)])
+
+    async def settings(self) -> SettingsRecord | None:
+        """Return the lake's settings; None if nobody has set any."""
+        entry = (await self._coordinator.get(SETTINGS_KEY)).entry
+        return None if entry is None else decode(SettingsRecord, entry.value)
+
+    async def change_settings(self, change: Callable[[SettingsRecord], SettingsRecord]) -> SettingsRecord:
+        """Change the lake's settings; returns them."""
+        while True:
+            entry = (await self._coordinator.get(SETTINGS_KEY)).entry
+            known = SettingsRecord() if entry is None else decode(SettingsRecord, entry.value)
+            wanted = change(known)
+            if wanted == known or await self._replace(SETTINGS_KEY, entry, encode(wanted)):
+                return wanted
+
+    async def heads(self) -> list[HeadRecord]:
+        """Return the processes that serve clients and are there, in a lake with etcd."""
+        return [decode(HeadRecord, entry.value) async for entry in self._all(*PRESENT)]
 
     async def register(self, member: MemberRecord) -> MemberRecord:
         """Record a new member, or where and how large a known one is now; returns the record, with its state.

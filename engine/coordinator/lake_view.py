@@ -2,7 +2,8 @@
 
 Rules kept here:
 - `tables` holds the ring epochs that are not retired, the newest first; it is never empty.
-- Nothing here is newer than the coordinator.  All of it may be older: by a watch's delay, and by more while the
+- Nothing here is newer than the coordinator: a table that a member hands over was read there by somebody.  All of it
+  may be older: by a watch's delay, and by more while the
   coordinator cannot be asked.  `read_newer` asks when somebody has shown that it is older.
 - A record that cannot be read (of a later release, damaged) changes nothing, and is logged.
 """
@@ -101,6 +102,22 @@ class LakeView:
         """Read everything anew unless a newer table than that of `known` was read already.  EngineUnreachable."""
         if self.tables[0].ring_epoch <= known:
             await self.read()
+
+    async def take_over(self, packed: bytes) -> None:
+        """Take a table from a member, which was given it by somebody who had read it; the coordinator is not asked.
+
+        Nothing changes unless it is newer than all that are known.  What else is new arrives by the watch.
+        """
+        async with self._reading:  # what is being read must not take its place
+            try:
+                table = unpack(packed)
+            except LakeError as error:
+                _log.warning("a member's table is not used", reason=error.message)
+                return
+            newest = self.tables[0]
+            if table.ring_epoch > newest.ring_epoch and table.protection == newest.protection:
+                self._packed[table.ring_epoch], self._unpacked[table.ring_epoch] = packed, table
+                self._changed()
 
     async def present_generation(self) -> GcGeneration:
         """Return the gc generation, read from the coordinator now.  EngineUnreachable."""

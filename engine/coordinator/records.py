@@ -15,6 +15,8 @@
     etcd                        EtcdRecord        where the lake's etcd is, for machines that join
     repeated                    RepeatedRecord    in a table of the names beside an etcd: when these keys were repeated
     names/0000/leader           LeaderRecord      the replica of the names that leads, on its lease
+    settings                    SettingsRecord    what an operator has set for the whole lake
+    present/ID                  HeadRecord        a process that serves clients, on its lease; a random id, in hex
 
 A value is a msgpack array that begins with its version; fields are appended, never moved.  An unknown version is
 refused by name (StoreUnusable).  A ring epoch's table is bytes of another format, which has a version of its own.
@@ -55,6 +57,9 @@ DIRTY: Final = b"dirty/", b"dirty0"
 """Begin and end of the keys of dirty partitions."""
 OPENINGS: Final = b"openings/", b"openings0"
 """Begin and end of the keys of openings; behind those that every head follows."""
+SETTINGS_KEY: Final = b"settings"
+PRESENT: Final = b"present/", b"present0"
+"""Begin and end of the keys of heads that are there."""
 _VERSION: Final = 1
 _PARTITION_MAX: Final = 0xFFFF
 
@@ -254,6 +259,30 @@ class LeaderRecord(msgspec.Struct, frozen=True, array_like=True):
     addresses: tuple[str, ...]
 
 
+class HeadRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A process that serves clients: its machine's id, the host's name, its process id, and its start by that clock.
+
+    `has_members`: it keeps the members of its machine running, and they take shards while its lease lasts.
+    """
+
+    machine: str
+    host: str
+    pid: int
+    since_ns: int
+    has_members: bool = False
+
+
+class SettingsRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Settings of the whole lake.
+
+    `out_after_s`: silence after which a member is out.  `out_stops`: a level of failure domains, or "off": none is made
+    out while more members are away than the largest domain of that level has.
+    """
+
+    out_after_s: int = 600
+    out_stops: str = "rack"
+
+
 class _Versioned(msgspec.Struct, frozen=True, array_like=True):
     """The stored array: its version, and the record."""
 
@@ -275,6 +304,8 @@ Record = (
     | EtcdRecord
     | RepeatedRecord
     | LeaderRecord
+    | HeadRecord
+    | SettingsRecord
 )
 R = TypeVar("R", bound=Record)
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -312,6 +343,11 @@ def opening_key(member: MemberId) -> bytes:
 def member_of_key(key: bytes) -> MemberId:
     """Return the member whose opening has a key."""
     return MemberId(bytes.fromhex(key.removeprefix(OPENINGS[0]).decode()))
+
+
+def present_key(process: bytes) -> bytes:
+    """Key of a head that is there."""
+    return PRESENT[0] + process.hex().encode()
 
 
 def epoch_key(epoch: RingEpoch) -> bytes:

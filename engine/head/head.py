@@ -129,6 +129,7 @@ PASSED_ON: Final[tuple[type[m.Request], ...]] = (
     m.RunFsck,
     m.RunScrub,
     m.ChangeMember,
+    m.SetLake,
 )
 """Requests that names answer, as they are."""
 REFUSAL: Final = "a head of a lake on many members does not offer"

@@ -12,9 +12,10 @@ Rules kept here:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
@@ -23,7 +24,7 @@ from engine.head.head_chunks import KnownLengths
 from engine.head.head_clients import HeadClient, HomeLease
 from engine.head.head_pins import HeadPins
 from engine.head.home_reads import HomeReads, Sent, sent_parts
-from engine.head.key_homes import KeyHomes
+from engine.head.key_homes import GIVE_ATTEMPTS, KeyHomes, members_change
 from engine.head.keyed_chunks import KeyedPlaces
 from engine.host.tasks import run_all
 from engine.keyed.values import key_problem
@@ -31,8 +32,8 @@ from engine.requests.answers import failure_of
 from engine.requests.handlers import handles
 from engine.requests.keyed_batch import check_keys, divided, failures_of
 from engine.requests.keyed_presence import check_presence
-from lakefs.errors import ClusterDegraded, EngineBusy, OperationalError, RequestTooLarge, StoreFull
-from lakefs.ids import ChunkId, MemberId
+from lakefs.errors import ClusterDegraded, EngineBusy, OperationalError, RequestTooLarge, StaleEpoch, StoreFull
+from lakefs.ids import ChunkId, MemberId, RingEpoch
 from lakefs.limits import KEYED_PARTS_ANSWERED_MAX, MEMBER_ANSWER_S
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
@@ -229,13 +230,16 @@ class HeadKeyed:
         await self._homes.check(client, request.space)
         outcomes = [m.KEYED_FAILED] * len(request.keys)
         failures = {index: failure_of(problem) for index, problem in problems.items()}
-        by_home = self._homes.by_home(request.space, request.keys, good)
+        left = good
 
-        async def remove_at(home: MemberId) -> None:
+        async def remove_at(epoch: RingEpoch, by_home: Mapping[MemberId, list[int]], home: MemberId) -> None:
             indexes = by_home[home]
             try:
-                asked = m.KeyedRemove(request.space, [request.keys[index] for index in indexes])
+                asked = m.KeyedRemove(request.space, [request.keys[index] for index in indexes], epoch)
                 reply = await self._homes.ask(client, home, asked)
+            except StaleEpoch:  # their home is another one now
+                left.extend(indexes)
+                return
             except OperationalError as error:
                 failures.update(dict.fromkeys(indexes, failure_of(not_changed(error))))
                 return
@@ -244,7 +248,10 @@ class HeadKeyed:
             for index, outcome in zip(indexes, reply.message.outcomes, strict=True):
                 outcomes[index] = outcome
 
-        await run_all(remove_at, list(by_home))
+        for _ in range(GIVE_ATTEMPTS):
+            epoch, by_home, left = self._homes.epoch, self._homes.by_home(request.space, request.keys, left), []
+            await run_all(partial(remove_at, epoch, by_home), list(by_home))
+        failures.update(dict.fromkeys(left, failure_of(members_change())))
         return Reply(
             m.KeyedOutcomes(outcomes, [failures.get(index) for index in range(len(outcomes))] if failures else [])
         )

@@ -23,13 +23,21 @@ import trio
 from engine.head.head_binds import HeadBinds
 from engine.head.head_clients import HeadClient, HeadSession
 from engine.head.head_keyed import KeyMatches
-from engine.head.head_keyed_puts import fail_all, fail_bad_keys, fail_bad_values, note_outcomes, settle_present
+from engine.head.head_keyed_puts import fail_all, fail_bad_keys, fail_bad_values, note_outcomes, rounds, settle_present
 from engine.head.key_homes import KeyHomes
 from engine.members.ports import Got, Members, Stripes, Wanted
 from engine.requests.handlers import handles
 from engine.requests.keyed_batch import KeyedBatch
-from lakefs.errors import ChunkNotFound, EngineUnreachable, InvalidArgument, LakeError, OperationalError, SessionLost
-from lakefs.ids import Buffer, ChunkId, ChunkKind, MemberId, id_text, is_well_formed, kind_of
+from lakefs.errors import (
+    ChunkNotFound,
+    EngineUnreachable,
+    InvalidArgument,
+    LakeError,
+    OperationalError,
+    SessionLost,
+    StaleEpoch,
+)
+from lakefs.ids import Buffer, ChunkId, ChunkKind, MemberId, RingEpoch, id_text, is_well_formed, kind_of
 from lakefs.limits import BODY_BYTES_MAX, MEMBER_ANSWER_S
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
@@ -69,14 +77,16 @@ class HeadKeyedCommits:
         await self._hold(commit)
         fail_bad_values(batch)
         await settle_present(client, batch, self._matches)
-        by_home = self._homes.by_home(batch.number, batch.keys, batch.wanted)
-        for home, indexes in by_home.items():  # one after the other: each moves up to a body's worth at a time
-            if session.is_over:
-                raise SessionLost("the put session ended before its commit; store the chunks again")
-            try:
-                await self._commit_at(commit, home, indexes)
-            except OperationalError as error:
-                fail_all(batch, indexes, error)
+        for epoch, by_home in rounds(self._homes, batch):
+            for home, indexes in by_home.items():  # one after the other: each moves up to a body's worth at a time
+                if session.is_over:
+                    raise SessionLost("the put session ended before its commit; store the chunks again")
+                try:
+                    await self._commit_at(commit, epoch, home, indexes)
+                except StaleEpoch:  # their home is another one now
+                    continue
+                except OperationalError as error:
+                    fail_all(batch, indexes, error)
         if request.end_session and not any(outcome == m.KEYED_FAILED for outcome in batch.outcomes):
             self._binds.references.end_session(session.identifier)
         return batch.reply()
@@ -102,8 +112,8 @@ class HeadKeyedCommits:
                 batch.lengths[part] = length
         batch.drop_settled()
 
-    async def _commit_at(self, commit: _Commit, home: MemberId, indexes: Sequence[int]) -> None:
-        """Store the values of these keys at their home."""
+    async def _commit_at(self, commit: _Commit, epoch: RingEpoch, home: MemberId, indexes: Sequence[int]) -> None:
+        """Store the values of these keys at their home.  StaleEpoch."""
         batch = commit.batch
         parts = [part for index in indexes for part in batch.parts(index)]
         lengths = {ChunkId(commit.chunks[part]): batch.lengths[part] for part in parts}
@@ -123,6 +133,7 @@ class HeadKeyedCommits:
                 [commit.chunks[part] for index in left for part in batch.parts(index)],
                 [batch.depths[index] for index in left],
                 resize=batch.resize,
+                epoch=epoch,
             )
             note_outcomes(batch, left, await self._homes.ask(commit.client, home, request))
         finally:

@@ -6,28 +6,30 @@
 Rules kept here:
 - Each key has an outcome of its own.  That of a key whose home is away is a failure, ClusterDegraded: nothing is stored
   elsewhere.  If the home was lost while it stored the value, the value may be stored.
+- A home that has a newer table refuses: its values go to their homes by that table, unseen by the client.
 - What was copied from slots is put only if its client was connected after the copy: afterwards the slots are its own.
 - Memory for copies is taken as for any put.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from engine.chunks.hashing import bytes_of
 from engine.chunks.payload import Payload, PayloadMemory, ReceivedBody, check_lengths
 from engine.head.head_clients import HeadClient
 from engine.head.head_keyed import Found, KeyMatches, not_changed
-from engine.head.key_homes import KeyHomes
+from engine.head.key_homes import GIVE_ATTEMPTS, KeyHomes, members_change
 from engine.host.tasks import run_all
 from engine.keyed.values import key_problem, value_problem
 from engine.memory.lent_memory import LentMemory, read_into
 from engine.requests.handlers import handles
 from engine.requests.keyed_batch import KeyedBatch, batch_of_put, parts_in_body, receive_parts
 from engine.sessions.lendings import Lendings
-from lakefs.errors import InvalidArgument, OperationalError, SourceChanged
+from lakefs.errors import InvalidArgument, OperationalError, SourceChanged, StaleEpoch
 from lakefs.host.buffers import PooledPayload
-from lakefs.ids import Buffer, ChunkKind, MemberId
+from lakefs.ids import Buffer, ChunkKind, MemberId, RingEpoch
 from lakefs.ports import Offload
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
@@ -97,27 +99,39 @@ class HeadKeyedPuts:
 
     async def _put(self, client: HeadClient, batch: KeyedBatch, parts: Sequence[Buffer]) -> None:
         """Put the wanted values at their homes, and settle their keys."""
-        by_home = self._homes.by_home(batch.number, batch.keys, batch.wanted)
+        for epoch, by_home in rounds(self._homes, batch):
+            put_at = partial(self._put_at, client, batch, parts, epoch, by_home)
+            await run_all(put_at, list(by_home))
 
-        async def put_at(home: MemberId) -> None:
-            indexes = by_home[home]
-            own = [part for index in indexes for part in batch.parts(index)]
-            request = m.KeyedPut(
-                batch.number,
-                [batch.keys[index] for index in indexes],
-                [len(batch.parts(index)) for index in indexes],
-                [batch.lengths[part] for part in own],
-                [batch.depths[index] for index in indexes],
-                resize=batch.resize,
-            )
-            try:
-                reply = await self._homes.ask(client, home, request, [parts[part] for part in own if len(parts[part])])
-            except OperationalError as error:
-                fail_all(batch, indexes, error)
-            else:
-                note_outcomes(batch, indexes, reply)
-
-        await run_all(put_at, list(by_home))
+    async def _put_at(
+        self,
+        client: HeadClient,
+        batch: KeyedBatch,
+        parts: Sequence[Buffer],
+        epoch: RingEpoch,
+        by_home: Mapping[MemberId, list[int]],
+        home: MemberId,
+    ) -> None:
+        """Put values at their home; their keys are left without an outcome if that is another one now."""
+        indexes = by_home[home]
+        own = [part for index in indexes for part in batch.parts(index)]
+        request = m.KeyedPut(
+            batch.number,
+            [batch.keys[index] for index in indexes],
+            [len(batch.parts(index)) for index in indexes],
+            [batch.lengths[part] for part in own],
+            [batch.depths[index] for index in indexes],
+            resize=batch.resize,
+            epoch=epoch,
+        )
+        try:
+            reply = await self._homes.ask(client, home, request, [parts[part] for part in own if len(parts[part])])
+        except StaleEpoch:
+            return
+        except OperationalError as error:
+            fail_all(batch, indexes, error)
+        else:
+            note_outcomes(batch, indexes, reply)
 
 
 def _copy_all(memory: LentMemory, slots: Sequence[tuple[int, int, Payload]]) -> set[int]:
@@ -141,6 +155,20 @@ async def settle_present(client: HeadClient, batch: KeyedBatch, matches: KeyMatc
     for index, value in found.values.items():
         if not batch.resize or sum(value.lengths) == batch.size_of(index):
             batch.note(index, m.KEYED_PRESENT, None)
+    batch.drop_settled()
+
+
+def rounds(homes: KeyHomes, batch: KeyedBatch) -> Iterator[tuple[RingEpoch, dict[MemberId, list[int]]]]:
+    """Yield the ring epoch and the wanted keys of each home, again while some are left without an outcome.
+
+    Those have another home, by a newer table.  They fail when tables change all the time.
+    """
+    for _ in range(GIVE_ATTEMPTS):
+        if not batch.wanted:
+            return
+        yield homes.epoch, homes.by_home(batch.number, batch.keys, batch.wanted)
+        batch.drop_settled()
+    fail_all(batch, batch.wanted, members_change())
     batch.drop_settled()
 
 

@@ -12,6 +12,7 @@ Rules kept here:
 - Members answer a list of an earlier version with the later one's: then the names are asked again.
 - Clients that look keys up by themselves (`engine.head.local_keys`) do so by the ring that is used here, and are sent
   back to the head in the step in which it uses another.
+- A home that has a newer table refuses to store and to remove (StaleEpoch): the keys are divided anew, by that table.
 - Kept is nothing that another head would need.
 """
 
@@ -38,6 +39,7 @@ from lakefs.wire.engine_port import Reply
 
 GIVE_ATTEMPTS: Final = 4
 """Times that a home is given the lake's spaces for one request, as spaces and tables change."""
+_CHANGES: Final = m.KeyedPut, m.KeyedCommit, m.KeyedRemove
 _OfKeys = m.NoteReads | m.KeyedMatch | m.KeyedRead | m.KeyedPut | m.KeyedCommit | m.KeyedRemove
 
 
@@ -78,6 +80,11 @@ class KeyHomes:
             self.local.use_ring()
         return self._ring
 
+    @property
+    def epoch(self) -> RingEpoch:
+        """The ring epoch of the newest table, by which `by_home` divides keys."""
+        return self._members.tables[0].ring_epoch
+
     def by_home(self, space: int, keys: Sequence[bytes], indexes: Iterable[int]) -> dict[MemberId, list[int]]:
         """Return the indexes of the keys of each home, in their order."""
         found: dict[MemberId, list[int]] = {}
@@ -97,7 +104,7 @@ class KeyHomes:
             memory = await self.local.key_homes(ring, self._members.tables[0])
             if memory is not None and self.ring is ring:
                 return memory
-        raise EngineBusy("the lake's members change all the time; try again")
+        raise members_change()
 
     # --- the lake's spaces -------------------------------------------------------------------------
 
@@ -188,10 +195,13 @@ class KeyHomes:
         """Send a request about keys of a space to their home.
 
         EngineUnreachable while that is away; SpaceNotFound when the lake has no such space; errors of the request.
+        StaleEpoch, for a change, when there are newer tables now than that by which its keys were divided.
         """
         for _ in range(GIVE_ATTEMPTS):
+            self._check_epoch(request)
             if not self._is_told(home):
                 await self._give(client, home)
+                self._check_epoch(request)
             try:
                 reply = await self._members.call(home, request, body)
             except EngineUnreachable:
@@ -206,6 +216,11 @@ class KeyHomes:
             self.local.answered(home)
             return reply
         raise EngineBusy("the lake's spaces change all the time; try again")
+
+    def _check_epoch(self, request: _OfKeys) -> None:
+        """Raise StaleEpoch for a change of keys that were divided by an earlier table than the newest."""
+        if isinstance(request, _CHANGES) and request.epoch != self.epoch:
+            raise StaleEpoch("there is a newer table now; look homes up in it", subject=str(self.epoch))
 
     def begin(
         self,
@@ -236,3 +251,8 @@ class KeyHomes:
     def _is_told(self, home: MemberId) -> bool:
         """Return True if a home was given the list that this head has, and its share by the newest table."""
         return self._told.get(home) == Told(self._listing, self._members.tables[0].ring_epoch)
+
+
+def members_change() -> EngineBusy:
+    """Return the error for keys whose homes were others each time."""
+    return EngineBusy("the lake's members change all the time; try again")

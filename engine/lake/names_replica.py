@@ -64,6 +64,8 @@ class Term:
 
     service: EngineService
     upkeep: Callable[[], Awaitable[None]]
+    begin: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+    """Awaited before anybody is served."""
 
 
 class NamesReplica:
@@ -164,6 +166,7 @@ class NamesReplica:
         async with host.open_names(self._leading, begin_anew, is_new=is_new) as names:
             checkpoints = checkpoint_group(names.store.metadata, names.disk, host.offload)
             term = self._open_term(names, checkpoints)
+            await term.begin()
             self._leads, ended = True, trio.Event()
             try:
                 async with trio.open_nursery() as nursery:

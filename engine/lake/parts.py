@@ -36,6 +36,7 @@ from engine.coordinator.names_leader import open_names_leader
 from engine.coordinator.reads_only_coordinator import ReadsOnlyCoordinator
 from engine.coordinator.records import LakeRecord
 from engine.coordinator.repeating import Repeating
+from engine.coordinator.term_coordinator import TermCoordinator
 from engine.fabric.engine_fabric import EngineFabric
 from engine.format.layouts import StoreIdentity
 from engine.head.head import AboutMachine, Head, open_head
@@ -64,6 +65,7 @@ from engine.lake.moving_over import moved_over
 from engine.lake.names_here import TABLE, open_names, open_table
 from engine.lake.names_replica import NamesReplica, Term, running_replica
 from engine.lake.plan import LakePlan, refuse_other_protection
+from engine.lake.presence import head_record, present, with_deadline
 from engine.lake.reads_only import end_with_this_start, reading, recorded_protection
 from engine.lake.replica_host import MachineHost
 from engine.lake_gc.joined_generation import JoinedGeneration
@@ -246,6 +248,7 @@ async def _open_with_replica(plan: LakePlan, place: EtcdPlace, fabric: EngineFab
         etcd = await stack.enter_async_context(open_lake_etcd(place, plan.lake_id))
         coordinator = etcd.coordinator
         state, processes = LakeState(coordinator), None
+        plan, deadline = with_deadline(plan, stack)
         if plan.machine.is_made or plan.names_at:  # other machines' heads may need the members before etcd answers
             processes = await _open_processes(stack, plan, state, plan.protection, is_made=True)
         await etcd.wait()
@@ -253,6 +256,8 @@ async def _open_with_replica(plan: LakePlan, place: EtcdPlace, fabric: EngineFab
         await state.record_etcd(record_of(place))
         is_made = await state.epoch() != NO_EPOCH
         processes = processes or await _open_processes(stack, plan, state, protection, is_made=is_made)
+        own = head_record(plan, SystemClock(), has_members=True)
+        await stack.enter_async_context(present(coordinator, own, deadline))
         if not plan.names_at:
             await wait_for_members(processes, state, plan, protection, is_made=is_made)
         plan = _kept(plan, processes, protection)
@@ -287,7 +292,8 @@ def _open_term(
     """Return what serves on names that lead."""
     store, gate = names.store, BindGate()
     joined = JoinedGeneration(store.metadata, gate)
-    upkeep = _upkeep(plan, names, etcd.coordinator, etcd, gate, joined, content, offload)
+    coordinator = TermCoordinator(etcd.coordinator, store.superblock.store_id)
+    upkeep = _upkeep(plan, names, coordinator, etcd, gate, joined, content, offload)
     service = NamesService(
         store,
         gate=gate,
@@ -296,7 +302,7 @@ def _open_term(
         coordinator=coordinator_group(ReadsOnlyCoordinator(etcd.coordinator)),
         checkpoints=checkpoints,
     )
-    return Term(service, partial(_keep_lake, upkeep, etcd.coordinator, store))
+    return Term(service, partial(_keep_lake, upkeep, etcd.coordinator, store), upkeep.begin)
 
 
 async def _keep_lake(upkeep: LakeUpkeep, coordinator: Coordinator, store: KeyedStore) -> None:
@@ -351,6 +357,9 @@ async def _open_beside_names(
         processes = await _open_processes(stack, plan, LakeState(coordinator), plan.protection, is_made=True)
         record = await lake.wait_for_lake()
         content = await _open_content(stack, plan, coordinator, offload)
+        if plan.machine.etcd is not None:
+            own = head_record(plan, SystemClock(), has_members=False)
+            await stack.enter_async_context(present(coordinator, own))
         protection = Protection(record.data_shards, record.parity_shards)
         identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
         memory = await stack.enter_async_context(head_memory(plan.tier, identity, offload, fabric))

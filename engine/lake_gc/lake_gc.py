@@ -13,6 +13,8 @@
 Rules kept here:
 - The walk begins when names have joined and members have begun, and ends before any of them sweeps.
 - Nothing is swept behind an error of the walk: it may have hidden content that is referred to.
+- Names that do not lead any more join no generation, and their walk ends with the first read (CoordinatorLost); what it
+  saw is durable before the sweep, so the next leader has it too.
 - A walk has an id of its own and is never continued.  When this process dies, or names start again, the next cycle
   begins from the start: members take its generation, which is later, and forget the walk before.
 
@@ -265,7 +267,7 @@ class _Walk:
 
 def _check_held(lease: HeldLease) -> None:
     """Raise EngineBusy once another process may have begun the next cycle."""
-    if lease.ended.is_set():
+    if not lease.left_s():  # by the clock: a process that was stopped may go on here before the lease's own task
         raise EngineBusy("the lock of this cycle of gc ended: the coordinator could not be asked; nothing was freed")
 
 

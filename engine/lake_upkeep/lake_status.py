@@ -22,12 +22,20 @@ import msgspec
 import trio
 
 from engine.coordinator.lake_state import NO_EPOCH, LakeState
-from engine.coordinator.records import MemberRecord, MemberState, OpeningRecord, shared_devices
+from engine.coordinator.records import (
+    HeadRecord,
+    MemberRecord,
+    MemberState,
+    OpeningRecord,
+    SettingsRecord,
+    shared_devices,
+)
 from engine.lake_gc.lake_gc import LakeGc
 from engine.lake_upkeep.lake_scrub import LakeScrub
 from engine.lake_upkeep.member_answers import Answers, ask_each
 from engine.lake_upkeep.names_replicas import NamesReplicas
 from engine.members.ports import Members
+from engine.walker.membership import Membership
 from engine.walker.walker_pass import WalkerPass
 from lakefs.cluster.losses import losses_outlived
 from lakefs.cluster.members import Level
@@ -54,6 +62,7 @@ class LakeStatus:
         walks: WalkerPass,
         gc: LakeGc,
         scrub: LakeScrub,
+        membership: Membership,
         clock: Clock,
         name: str = "",
         names_state: Callable[[], dict[str, Any]] = dict,
@@ -65,6 +74,7 @@ class LakeStatus:
         self._walks = walks
         self._gc = gc
         self._scrub = scrub
+        self._membership = membership
         self._clock = clock
         self._name = name
         self._names_state = names_state
@@ -86,6 +96,8 @@ class LakeStatus:
             known = await self._state.members()
             lake = await self._state.lake()
             openings = await self._state.openings()
+            settings = await self._state.settings() or SettingsRecord()
+            heads = await self._state.heads()
             dirty = self._walks.many_dirty or len(await self._state.dirty())
             replicas = {} if self._replicas is None else await self._replicas.read()
         except LakeError as error:
@@ -105,11 +117,15 @@ class LakeStatus:
             "gc_generation": self._members.generation,
             "members": [self._member(record, devices, openings) for record in records],
             "removed": [id_text(record.member) for record in known if record.state is MemberState.REMOVED],
+            "out_after_s": settings.out_after_s,
+            "out_stops": settings.out_stops,
+            "out_stopped_because": self._membership.stopped_because,
             "outlives": self._outlives(records),
             "walker": self._walker(dirty, records),
             "gc": {"running": self._gc.running, "last_ended_ns": self._gc.last_ended_ns, "last": self._last_gc()},
             "names": {**self._names_state(), **replicas},
             **self._etcd(),
+            **self._heads(heads),
         }
         return {
             "disk": self._room(protection.data / protection.width),
@@ -205,6 +221,13 @@ class LakeStatus:
     def _etcd(self) -> dict[str, Any]:
         """Return the part about the lake's etcd; empty without one."""
         return {} if self._etcd_state is None else {"etcd": self._etcd_state()}
+
+    def _heads(self, heads: Iterable[HeadRecord]) -> dict[str, Any]:
+        """Return the part about the processes that serve clients; empty without an etcd: nobody knows them then."""
+        if self._etcd_state is None:
+            return {}
+        listed = sorted(heads, key=lambda head: (head.host, head.machine, head.since_ns))
+        return {"heads": [msgspec.structs.asdict(head) for head in listed]}
 
     def _last_gc(self) -> dict[str, Any] | None:
         return None if self._gc.last is None else gc_report(asdict(self._gc.last))

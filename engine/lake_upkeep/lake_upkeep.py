@@ -8,7 +8,8 @@
 Rules kept here:
 - One process walks and changes states and tables: the one with the walker's lease.  Silence of members counts from
   then on: what happened before, this process has not seen.
-- Names refuse answers of a ring epoch before it is retired; what is retired when names start is refused from then on.
+- Names refuse answers of a ring epoch before it is retired; what is retired when names start is refused from then on:
+  in a lake with etcd only who leads the names retires, and the next one reads what is retired before it serves.
 - Errors of the coordinator and of members are logged, and all is tried again; nothing but a bug ends `run`.
 """
 
@@ -111,6 +112,7 @@ class LakeUpkeep:
         clock = names.clock
         self._coordinator = coordinator
         self._members = members
+        self._gate = gate
         self._settings = settings
         self._on_change = on_change
         self._changed = trio.Event()
@@ -139,7 +141,8 @@ class LakeUpkeep:
         self.fsck: Final = LakeFsck(members, self.state, stripes, names, code, self.walker)
         self.replicas: Final = None if etcd_state is None else NamesReplicas(coordinator, names.metadata)
         places = names_state, etcd_state, self.replicas
-        self._status = LakeStatus(members, self.state, self.walks, self.gc, self.scrub, clock, settings.name, *places)
+        parts = members, self.state, self.walks, self.gc, self.scrub, self.membership, clock
+        self._status = LakeStatus(*parts, settings.name, *places)
 
     @property
     def requests(self) -> Group:
@@ -150,6 +153,15 @@ class LakeUpkeep:
     async def status(self) -> dict[str, Any]:
         """Return the lake's part of the names' status, JSON-able: `NamesService(..., more_status=...)`."""
         return await self._status.read()
+
+    async def begin(self) -> None:
+        """Read which ring epochs are retired, before names are served: this process may have read less than others.
+
+        From then on this one retires them, where its coordinator is that of a term.  Errors of the coordinator.
+        """
+        tables = await self.state.epoch_tables()
+        if tables:
+            self._gate.retire_below(min(tables))
 
     async def run(self) -> None:
         """Keep the lake whole, until cancelled."""

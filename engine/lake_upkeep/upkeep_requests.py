@@ -6,6 +6,7 @@ import json
 from typing import Any, Final
 
 from engine.coordinator.lake_state import LakeState
+from engine.coordinator.records import SettingsRecord
 from engine.lake_gc.lake_gc import LakeGc
 from engine.lake_upkeep.lake_fsck import LakeFsck
 from engine.lake_upkeep.lake_scrub import LakeScrub
@@ -79,6 +80,17 @@ class LakeUpkeepRequests:
             await self._remove_replica(request.member)
         else:
             raise InvalidArgument(f"there is no change {request.change} of members")
+        return Reply(m.Done())
+
+    @handles(m.SetLake)
+    async def _set_lake(self, request: m.SetLake) -> Reply:
+        if request.out_after_s and not m.OUT_AFTER_S_MIN <= request.out_after_s <= m.OUT_AFTER_S_MAX:
+            raise InvalidArgument(f"out-after is {m.OUT_AFTER_S_MIN} to {m.OUT_AFTER_S_MAX} seconds")
+        if request.out_stops and request.out_stops not in m.OUT_STOPS:
+            raise InvalidArgument(f"out-stops is one of {', '.join(m.OUT_STOPS)}, not {request.out_stops!r}")
+        await self._state.change_settings(
+            lambda known: SettingsRecord(request.out_after_s or known.out_after_s, request.out_stops or known.out_stops)
+        )
         return Reply(m.Done())
 
     async def _remove_replica(self, replica: bytes) -> None:

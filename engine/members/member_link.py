@@ -283,5 +283,17 @@ class MemberLink:
         assert isinstance(reply.message, EpochKnown)
         self._sent = table.ring_epoch, is_read
         if reply.message.epoch > table.ring_epoch:
+            if reply.message.table:
+                await self._view.take_over(reply.message.table)
             with suppress(EngineUnreachable):
                 await self._view.read_newer(table.ring_epoch)
+
+
+async def ask_newer(client: MemberClient, view: LakeView) -> None:
+    """Ask a member for its table, and take it over if it is newer; a member that does not answer soon is left."""
+    with trio.move_on_after(MEMBER_CONNECT_S), suppress(LakeError):
+        reply = await client.call(SetEpoch(0))
+        reply.body.release()
+        assert isinstance(reply.message, EpochKnown)
+        if reply.message.table:  # else the member has started again since it was given it
+            await view.take_over(reply.message.table)

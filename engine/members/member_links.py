@@ -5,7 +5,9 @@ Rules kept here:
   (a sweep of gc) are given up only when the member is silent, which the connection finds out (`connect_member`).
 - When a member is lost, the others of its machine are asked for a sign of life: so a put that meets a machine that is
   cut off does not wait for the silence of one member after the other.
-- When a member answers StaleEpoch, newer tables are read before that is raised.
+- A member whose lease was not renewed answers stores with CoordinatorLost: it is not away, and is read on.
+- When a member answers StaleEpoch, it is asked for its table, and that is taken over before the error is raised: the
+  coordinator is not asked, unless the member has started again and was not given the table since.
 - At most MEMBER_LINKS_MAX connections are open, and some more for a moment: the one that was unused for longest goes.
 - Errors name the member.
 """
@@ -26,11 +28,11 @@ from engine.host.tasks import plain_errors
 from engine.members.begun_request import BegunRequest, begin_request, lost_error
 from engine.members.lent_area import LentArea
 from engine.members.lent_payload import LentPayload, lend
-from engine.members.member_link import Connect, MemberClient, MemberLink
+from engine.members.member_link import Connect, MemberClient, MemberLink, ask_newer
 from engine.members.read_memory import ReadMemory
 from lakefs.client.trio.engine import RemoteEngine, connect_engine
 from lakefs.cluster.table import Table
-from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, StaleEpoch
+from lakefs.errors import CoordinatorLost, EngineBusy, EngineUnreachable, LakeError, StaleEpoch
 from lakefs.ids import Buffer, GcGeneration, MemberId, RingEpoch
 from lakefs.limits import MEMBER_ANSWER_S, MEMBER_LINKS_MAX, MEMBER_SILENCE_S
 from lakefs.ports import Network
@@ -40,7 +42,10 @@ from lakefs.wire.engine_port import Reply
 NEIGHBOUR_SIGN_S: Final = 2.0
 """Time that a member has for a sign of life when another one of its machine was lost."""
 _LIMITED: Final = (m.StoreShards, m.OfferShards, m.ReadChunks)
-_OF_AN_EPOCH: Final = (m.StoreShards, m.OfferShards, m.DropShards)
+_OF_AN_EPOCH: Final = (
+    *(m.StoreShards, m.OfferShards, m.DropShards, m.SetSpaces),
+    *(m.KeyedPut, m.KeyedCommit, m.KeyedRemove),
+)
 
 
 @asynccontextmanager
@@ -125,6 +130,7 @@ class MemberLinks:
         self._asked: set[MemberLink] = set()
         """Links whose members are asked for a sign of life."""
         self._is_closed = False
+        self._learning = trio.Lock()
 
     def close(self) -> None:
         """Refuse further calls with EngineUnreachable."""
@@ -163,7 +169,9 @@ class MemberLinks:
             link.lose(client, EngineUnreachable(f"a request was not answered within {MEMBER_ANSWER_S:g} s"))
         except StaleEpoch:
             known = request.epoch if isinstance(request, _OF_AN_EPOCH) else self.tables[0].ring_epoch
-            await self.view.read_newer(RingEpoch(known))
+            await self._learn(client, RingEpoch(known))
+            raise
+        except CoordinatorLost:  # it takes nothing now, and is read on
             raise
         except EngineUnreachable as error:
             link.lose(client, error)
@@ -174,6 +182,13 @@ class MemberLinks:
         finally:
             link.end()
         raise lost_error(link)
+
+    async def _learn(self, client: MemberClient, known: RingEpoch) -> None:
+        """Have a newer table than that of `known`: the member's, else the coordinator's.  EngineUnreachable."""
+        async with self._learning:  # of many requests that are refused one asks
+            if self.tables[0].ring_epoch <= known:
+                await ask_newer(client, self.view)
+        await self.view.read_newer(known)
 
     def begin(
         self,

@@ -71,19 +71,26 @@ async def run_engine(
     faces: Sequence[Face] = (),
     open_fabric: OpenFabric = open_device,
     cluster_id: bytes = NO_CLUSTER,
+    may_take: Callable[[], bool] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT.  Raises the errors of `open_store` and of binding the addresses.
 
-    `open_fabric` opens the RDMA device.  `cluster_id`: the lake that the store is a member of.
+    `open_fabric` opens the RDMA device.  `cluster_id`: the lake that the store is a member of.  `may_take`: says if
+    that member may take shards now; None: always.
     """
     with places_made(config):
         async with rdma_device(config, open_fabric) as fabric:
-            await _run_in_places(config, printer, faces, fabric, cluster_id)
+            await _run_in_places(config, printer, faces, fabric, cluster_id, may_take)
     printer("stopped")
 
 
 async def _run_in_places(
-    config: Config, printer: Callable[[str], None], faces: Sequence[Face], fabric: EngineFabric, cluster_id: bytes
+    config: Config,
+    printer: Callable[[str], None],
+    faces: Sequence[Face],
+    fabric: EngineFabric,
+    cluster_id: bytes,
+    may_take: Callable[[], bool] | None,
 ) -> None:
     group = group_id(config.socket_group)
     if cluster_id == NO_CLUSTER:  # else the process that serves the lake has judged them
@@ -106,6 +113,8 @@ async def _run_in_places(
         ) as store:
             store.scrubber.rate_bytes_per_s = config.scrub_rate
             store.after_collecting = give_back_free_heap
+            if store.member is not None and may_take is not None:
+                store.member.shards.may_take = may_take
             if config.io_uring and (reason := store.segments.batches.statistics()["reason"]):
                 _log.warning("the disk is read through threads", reason=reason)
             engine = _running(config, store, _token(config, store), group, connections)

@@ -26,11 +26,13 @@ from engine.keyed.spaces import (
 from engine.keyed.values import key_problem, remove_value
 from engine.requests.answers import Decisions, failure_of
 from engine.requests.handlers import handles
+from engine.requests.home_epoch import check_home
 from engine.requests.keyed_batch import KEYED_PARTS_PER_STEP, check_keys
 from engine.requests.keyed_presence import KeyedPresence
 from engine.requests.local_clients import require_local
 from engine.sessions.references import Client
 from engine.store.keyed_store import KeyedStore
+from engine.store.store import Store
 from engine.tables.views import Transaction, View
 from lakefs.errors import RequestTooLarge, UnsupportedVersion
 from lakefs.ids import BlobId, ChunkId
@@ -89,7 +91,7 @@ class SpaceRequests:
 class KeyedRequests:
     """Handlers of the requests that find and remove values, and of the one for the keyed index."""
 
-    def __init__(self, store: KeyedStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._keyed = store.keyed
         self._decisions = Decisions(store.metadata)
@@ -155,8 +157,8 @@ class KeyedRequests:
 
     @handles(m.KeyedRemove)
     async def keyed_remove(self, client: Client, request: m.KeyedRemove) -> Reply:
+        check_home(self._store, request.epoch)
         check_keys(request.keys)
-
         outcomes = await self._decisions.change(client, partial(self._remove, request, 0), grows=False)
         while len(outcomes) < len(request.keys):
             remove = partial(self._remove, request, len(outcomes))

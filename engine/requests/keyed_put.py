@@ -24,6 +24,7 @@ from engine.memory.lent_memory import LentMemory, read_into
 from engine.namespace.tree import ChangedBy
 from engine.requests.answers import Decisions
 from engine.requests.handlers import handles
+from engine.requests.home_epoch import check_home
 from engine.requests.keyed_batch import KeyedBatch, batch_of_put, parts_in_body, receive_parts
 from engine.sessions.references import Client
 from engine.store.store import Store
@@ -52,6 +53,7 @@ class KeyedPuts:
 
     @handles(m.KeyedPut)
     async def keyed_put(self, client: Client, request: m.KeyedPut, body: Body) -> Reply:
+        check_home(self._store, request.epoch)
         batch = batch_of_put(request)
         if request.offsets:
             with self._store.lent.using(client, request.memory) as memory:
@@ -147,6 +149,7 @@ class KeyedPuts:
 
     @handles(m.KeyedCommit)
     async def keyed_commit(self, client: Client, request: m.KeyedCommit) -> Reply:
+        check_home(self._store, request.epoch)
         session = self._store.references.join_session(client, SessionId(request.session))
         batch = KeyedBatch(request, len(request.chunks))
         chunks: list[ChunkId | None] = [None] * len(request.chunks)

@@ -21,6 +21,7 @@ from engine.memory.lent_memory import LentMemory, read_into
 from engine.requests.handlers import handles
 from engine.sessions.references import Client
 from engine.store.store import Member, Store
+from engine.upkeep.shard_gc import ShardCollector
 from lakefs.errors import InvalidArgument, PermissionDenied, RequestTooLarge
 from lakefs.host.buffers import PooledPayload
 from lakefs.ids import DIGEST_BYTES, ID_BYTES, ChunkKind, Sequence, ShardNumber
@@ -59,7 +60,7 @@ class ShardRequests:
         if not body_bytes:
             return ReceivedBody()
         check_body(request.lengths, body_bytes)
-        member_of(self._store).shards.check_epoch(request.epoch)  # before a byte of it is taken
+        member_of(self._store).shards.check_request(request.epoch)  # before a byte of it is taken
         return await self._store.payload_memory.take([ChunkKind.DATA] * len(request.lengths), request.lengths)
 
     # --- epochs ------------------------------------------------------------------------------------
@@ -78,7 +79,8 @@ class ShardRequests:
         known = await shards.set_epoch(request.epoch, request.table)
         durable = self._metadata.durable_sequence
         table = b"" if request.without_table else known.table
-        return Reply(m.EpochKnown(known.epoch, table, opening.boot, opening.recovered, durable))
+        takes = shards.may_take()
+        return Reply(m.EpochKnown(known.epoch, table, opening.boot, opening.recovered, durable, takes))
 
     # --- shards ------------------------------------------------------------------------------------
 
@@ -121,7 +123,7 @@ class ShardRequests:
         if len(request.offsets) != len(request.lengths):
             raise InvalidArgument(f"{len(request.offsets)} offsets for {len(request.lengths)} slots")
         shards = member_of(self._store).shards
-        shards.check_epoch(request.epoch)
+        shards.check_request(request.epoch)
         with self._store.lent.using(client, request.memory) as memory:
             for offset, length in zip(request.offsets, request.lengths, strict=True):
                 memory.check_range(offset, length)
@@ -183,7 +185,7 @@ class ShardRequests:
 
     @handles(m.GcBegin)
     async def gc_begin(self, request: m.GcBegin) -> Reply:
-        collector = member_of(self._store).collector
+        collector = self._collector()
         _check_generation(request.generation)
         _check_walk(request.walk)
         collector.begin(request.generation, request.walk)
@@ -191,7 +193,7 @@ class ShardRequests:
 
     @handles(m.GcMark)
     async def gc_mark(self, request: m.GcMark) -> Reply:
-        collector = member_of(self._store).collector
+        collector = self._collector()
         if not 0 <= request.batch < m.GC_BATCHES_MAX:
             raise InvalidArgument(f"a batch of marks has a number from 0 to {m.GC_BATCHES_MAX - 1}")
         await collector.mark(request.walk, request.batch, checked_chunks(request.chunks))
@@ -199,7 +201,7 @@ class ShardRequests:
 
     @handles(m.GcSweep)
     async def gc_sweep(self, request: m.GcSweep) -> Reply:
-        collector = member_of(self._store).collector
+        collector = self._collector()
         size = len(request.homes)
         if not 1 <= size <= m.HOMES_BYTES_MAX or size & (size - 1):
             raise InvalidArgument(f"{size} bytes of partitions; there are 8 to {8 * m.HOMES_BYTES_MAX}, a power of two")
@@ -207,6 +209,12 @@ class ShardRequests:
             raise InvalidArgument(f"a walk sends at most {m.GC_BATCHES_MAX} batches of marks")
         swept = await collector.sweep(request.walk, request.batches, request.homes)
         return Reply(m.ShardsSwept(swept.freed_shards, swept.freed_bytes, swept.kept_because))
+
+    def _collector(self) -> ShardCollector:
+        """Return the member's gc of shards.  CoordinatorLost while it takes nothing: it keeps what it has."""
+        member = member_of(self._store)
+        member.shards.check_taking()
+        return member.collector
 
 
 def _names_of(keys: Seq[bytes]) -> tuple[list[bytes], list[int]]:

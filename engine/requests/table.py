@@ -53,7 +53,10 @@ OF_THE_COORDINATOR: Final = (
 """Requests of a lake's processes to its coordinator, which is with the names."""
 OF_REPLICAS: Final = (m.OpenCheckpoint, m.ReadCheckpoint)
 """Requests of a replica of a lake's names to the one that leads."""
-_NOT_SERVED: Final = m.Watch, m.ChangeMember, m.OpenKeyHomes, *BOUND_BY_HEADS, *OF_THE_COORDINATOR, *OF_REPLICAS
+_NOT_SERVED: Final = (
+    *(m.Watch, m.ChangeMember, m.SetLake, m.OpenKeyHomes),
+    *(*BOUND_BY_HEADS, *OF_THE_COORDINATOR, *OF_REPLICAS),
+)
 _SERVED: Final = [request for request in m.REQUESTS.values() if request not in _NOT_SERVED]
 """`Dispatch.watch` serves Watch, which has more than one reply."""
 

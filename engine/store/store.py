@@ -17,7 +17,7 @@ from typing import Any
 from engine.chunks.chunk_store import Chunks
 from engine.chunks.manifests import Manifests
 from engine.chunks.payload import PayloadMemory
-from engine.chunks.shards import Shards
+from engine.chunks.shards import TAKES_NOTHING, Shards
 from engine.fabric.engine_fabric import EngineFabric
 from engine.format.sizes import StoreSizes
 from engine.fsck.check import check_store
@@ -134,8 +134,11 @@ class Store(KeyedStore):
         """Return the state for people and scripts; JSON-able."""
         await self._look_at_lock()
         free, total = await self.offload.run(lambda: (self.disk.free_bytes(), self.disk.total_bytes()))
+        found = await super().status()
+        if self.member is not None and not found["reason"] and not self.member.shards.may_take():
+            found["reason"] = TAKES_NOTHING
         return {
-            **await super().status(),
+            **found,
             "data": str(Path(self.disk.local_path(INDEX_FOLDER)).parent),
             "disk": {"free_bytes": free, "total_bytes": total, "reserve_bytes": self.reserve.held_bytes},
             "segments": {

@@ -11,6 +11,7 @@ from lakefs.errors import (
     ChunkDamaged,
     ChunkNotFound,
     ClusterDegraded,
+    CoordinatorLost,
     EngineUnreachable,
     LakeError,
     OperationalError,
@@ -38,8 +39,10 @@ def not_stored(
     have = f"{len(stripe.stored)} of {len(stripe.shards)} shards of chunk {text} found a place"
     if full and is_stored(if_room, stripe.data_shards, len(stripe.shards)):
         return StoreFull(f"{have}: {_named(full)} full; remove objects and run: lake gc, or add members", subject=text)
-    others = [member for member in reasons if member not in full]
+    ended = {member for member, error in reasons.items() if isinstance(error, CoordinatorLost)}
+    others = [member for member in reasons if member not in full | ended]
     lacking = [f"{_named(others)} away"] * bool(others) + [f"{_named(full)} full"] * bool(full)
+    lacking += [f"{_named(ended)} without a lease at the lake's coordinator"] * bool(ended)
     return ClusterDegraded(
         f"{have}, too few to outlive another loss: {', and '.join(lacking) or 'its row has no other place'}; "
         "see: lake status",

@@ -36,7 +36,15 @@ from engine.stripes.stripe_layout import is_at_home, is_stored, placed
 from engine.stripes.stripe_shards import ParityMemory, Stripe, portions
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.table import Table
-from lakefs.errors import AlreadyExists, EngineUnreachable, InvalidArgument, LakeError, RequestTooLarge, StaleEpoch
+from lakefs.errors import (
+    AlreadyExists,
+    CoordinatorLost,
+    EngineUnreachable,
+    InvalidArgument,
+    LakeError,
+    RequestTooLarge,
+    StaleEpoch,
+)
 from lakefs.ids import EMPTY_CHUNK, ChunkId, GcGeneration, MemberId, ShardNumber, shard_text
 from lakefs.ports import Offload
 from lakefs.wire import messages as m
@@ -229,6 +237,8 @@ class _Storing:
 
     def _is_away(self, member: MemberId) -> bool:
         error = self._failed.get(member)
+        if isinstance(error, CoordinatorLost):  # it was reached, and takes nothing: that is not over in a moment
+            return False
         return isinstance(error, EngineUnreachable) if error is not None else not self._members.is_up(member)
 
     async def _wait_for_one(self, missed: set[MemberId]) -> bool:

@@ -4,8 +4,10 @@
 those of the newest; `retire` ends older tables.  One process does this: the one that walks.
 
 Rules kept here:
-- A member that was silent for `out_after_s`, as this process saw it, is out: others get its places.  Never are more
-  than m out; and if more than m are silent at once, none is put out: then it is the network, or this process.
+- A member counts as silent, too, while it says that it takes no shards, because its lease was not renewed.
+- A member that was silent for `out_after_s`, as this process saw it, is out: others get its places.  None is while too
+  many are away at once (`engine.walker.out_rule`): then it is the network, or this process.
+- That time, and what counts as too many, are the lake's settings, read at each look.
 - A member that is out and answers is up again.  Partitions in which a member that was silent has places are dirty; of
   one that was out also those of which it still has shards: others have its places there, and know nothing of them.  All
   are if it came back with less than it had (`engine.walker.member_openings`).
@@ -33,10 +35,11 @@ import structlog
 import trio
 
 from engine.coordinator.lake_state import LakeState
-from engine.coordinator.records import MemberRecord, MemberState, shared_devices
+from engine.coordinator.records import MemberRecord, MemberState, SettingsRecord, shared_devices
 from engine.host.tasks import run_all
 from engine.members.ports import Members
 from engine.walker.member_openings import MemberOpenings, partitions_with
+from engine.walker.out_rule import stopped_because
 from engine.walker.walker import Walker, members_of
 from lakefs.cluster.members import Level, Member, Standing, domain_key
 from lakefs.cluster.placing import next_table
@@ -61,7 +64,10 @@ _log: Final = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class MembershipSettings:
-    """`out_after_s`: silence, in seconds, after which a member is out.  `answer_s`: how long its answer may take."""
+    """`out_after_s`: silence, in seconds, after which a member is out, where the lake has no settings of its own.
+
+    `answer_s`: how long its answer may take.
+    """
 
     out_after_s: float = 600.0
     answer_s: float = 10.0
@@ -88,6 +94,8 @@ class Membership:
         self._retiring = retiring
         self._openings = MemberOpenings(members, state)
         self._silent_since: dict[MemberId, float] = {}
+        self.stopped_because = ""
+        """The reason why silent members were not made out at the last look; empty: none is due, or they were."""
         self._noted: RingEpoch | None = None
         """The newest epoch for which this process noted what older tables have elsewhere."""
         self._removed: tuple[Set[MemberId], float] = frozenset(), 0.0
@@ -127,7 +135,8 @@ class Membership:
                     return
                 reply.body.release()
                 assert isinstance(reply.message, m.EpochKnown), reply.message
-                answered[member] = reply.message
+                if reply.message.takes:
+                    answered[member] = reply.message
 
         await run_all(ask, members)
         return answered
@@ -166,16 +175,19 @@ class Membership:
         return reply.message
 
     async def _put_out(self, records: Sequence[MemberRecord], now: float) -> None:
-        """Put members out that are silent for too long, as long as no more than m are away."""
-        parity = self._members.tables[0].protection.parity
-        away = [r for r in records if r.member in self._silent_since or r.state is MemberState.OUT]
+        """Put members out that are silent for too long, unless too many are away."""
+        settings = await self._state.settings()
+        out_after_s = self._settings.out_after_s if settings is None else settings.out_after_s
+        stops = (settings or SettingsRecord()).out_stops
+        away = {r.member for r in records if r.member in self._silent_since or r.state is MemberState.OUT}
         due = [
             r.member
             for r in records
-            if r.state is MemberState.UP and now - self._silent_since.get(r.member, now) >= self._settings.out_after_s
+            if r.state is MemberState.UP and now - self._silent_since.get(r.member, now) >= out_after_s
         ]
-        if due and len(away) > parity:
-            _log.error("more members are silent than may be out; none is put out", silent=len(away), most=parity)
+        self.stopped_because = stopped_because(self._members.tables, records, away, stops) if due else ""
+        if self.stopped_because:
+            _log.error("no member is made out", reason=self.stopped_because)
             return
         for member in due:
             if await self._state.set_state(member, MemberState.UP, MemberState.OUT):

@@ -65,6 +65,7 @@ from lakefs.wire.messages import (
     RunFsck,
     RunGc,
     RunScrub,
+    SetLake,
     StatNames,
     Status,
     StatusReply,
@@ -347,6 +348,10 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
     def change_member(self, member: bytes, change: int, *, accept_loss: bool = False) -> Steps[None]:
         """Change a member of a lake: see ChangeMember."""
         yield from send(ChangeMember(member, change, accept_loss))
+
+    def set_lake(self, *, out_after_s: int = 0, out_stops: str = "") -> Steps[None]:
+        """Change settings of a whole lake: see SetLake."""
+        yield from send(SetLake(out_after_s, out_stops))
 
     # --- for the modules beside this one ---------------------------------------------------------
 

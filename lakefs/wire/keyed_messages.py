@@ -238,6 +238,9 @@ class KeyedPut(Request, frozen=True):
     has the place of each key in its chain, 0 to 65,535: a space over its quota loses deeper ones first.  `resize`: a
     key whose value has another length than the new one counts as absent, and its value is replaced.
 
+    `epoch`: the ring epoch by which a head takes this member for the keys' home; 0: none.  StaleEpoch, and nothing is
+    stored, if the member has a newer one.
+
     SpaceNotFound; SessionLost (the memory); InvalidArgument and RequestTooLarge when the lists do not fit each other,
     or the body.  A key fails by itself: InvalidArgument, RequestTooLarge (over KEYED_VALUE_BYTES_MAX or the quota),
     SourceChanged (the memory was shrunk), EngineBusy (over the quota until others are evicted), StoreFull.
@@ -253,6 +256,7 @@ class KeyedPut(Request, frozen=True):
     memory: int = 0
     offsets: list[int] = []
     resize: bool = False
+    epoch: int = 0
 
 
 class KeyedCommit(Request, frozen=True):
@@ -272,6 +276,7 @@ class KeyedCommit(Request, frozen=True):
     depths: list[int] = []
     end_session: bool = False
     resize: bool = False
+    epoch: int = 0
 
 
 class KeyedIndexOpened(Message, frozen=True):
@@ -316,10 +321,11 @@ class KeyedRemove(Request, frozen=True):
     """Remove the values of keys; durable when answered.  SpaceNotFound; InvalidArgument for a key by itself.
 
     The keys are removed in their order, and with very many parts in several steps: others may see some removed and some
-    not, and an error may come after the first are.
+    not, and an error may come after the first are.  `epoch`: as in KeyedPut.
     """
 
     OP = 97
     REPLY = KeyedOutcomes
     space: int
     keys: list[bytes]
+    epoch: int = 0

@@ -58,6 +58,7 @@ REPEATABLE: Final[frozenset[type[m.Request]]] = frozenset(
         m.SessionJoin,
         m.SessionOpen,
         m.SetEpoch,
+        m.SetLake,
         m.SetSpaces,
         m.SourceClose,
         m.SourceOpen,

@@ -301,6 +301,26 @@ class RunScrub(Request, frozen=True):
     damaged: bool = False
 
 
+OUT_AFTER_S_MIN: Final = 60
+"""Least silence after which a member may be made out: twice its lease."""
+OUT_AFTER_S_MAX: Final = 30 * 24 * 3600
+OUT_STOPS: Final = ("machine", "rack", "zone", "off")
+"""Values of `SetLake.out_stops`."""
+
+
+class SetLake(Request, frozen=True):
+    """Change settings of a whole lake; safe to repeat.  InvalidArgument for values that it does not take.
+
+    `out_after_s`: silence after which a member is made out; 0: as it is.  `out_stops`: none is while more are away than
+    the largest machine, rack or zone has; off: that is not looked at; empty: as it is.
+    """
+
+    OP = 66
+    REPLY = Done
+    out_after_s: int = 0
+    out_stops: str = ""
+
+
 MEMBER_DRAIN: Final = 1
 MEMBER_REMOVE: Final = 2
 NAMES_REMOVE: Final = 3

@@ -31,7 +31,8 @@ class EpochKnown(Message, frozen=True):
     """The member's ring epoch, durable, and its table; an empty table if the member started again since it got one.
 
     `opening` names this opening of its store; empty: the member does not say.  The store was `recovered` up to that
-    journal group, and is `durable` up to this one.
+    journal group, and is `durable` up to this one.  `takes`: it takes shards, offers and marks now; False: its lease
+    was not renewed.
     """
 
     epoch: int
@@ -39,6 +40,7 @@ class EpochKnown(Message, frozen=True):
     opening: bytes = b""
     recovered: int = 0
     durable: int = 0
+    takes: bool = True
 
 
 class SetEpoch(Request, frozen=True):
@@ -74,8 +76,8 @@ class StoreShards(Request, frozen=True):
     A present shard stays as it is.  AlreadyExists, and nothing is stored, if it has other bytes than the new one, or
     another length of its chunk.
 
-    StaleEpoch; SessionLost (the memory); StoreFull; InvalidArgument and RequestTooLarge when the lists do not fit each
-    other, or the body.
+    StaleEpoch; CoordinatorLost (the member's lease was not renewed); SessionLost (the memory); StoreFull;
+    InvalidArgument and RequestTooLarge when the lists do not fit each other, or the body.
     """
 
     OP = 101

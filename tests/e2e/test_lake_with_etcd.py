@@ -47,6 +47,18 @@ def etcd_of(machine: Machine) -> dict[str, Any]:
     return found
 
 
+def check_heads_and_settings(machine: Machine) -> None:
+    """Change settings of a lake of one machine, and look at its head."""
+    machine.good("cluster", "set", "out-after=20m", "out-stops=machine")
+    said = machine.good("cluster", "status").text
+    assert "after 1200 s of silence, while no more than a machine is away" in said
+    [head] = machine.status()["heads"]
+    assert head["has_members"]
+    assert f"head {head['pid']} " in said
+    assert machine("cluster", "set", "out-after=1s").code == 2
+    assert machine("cluster", "set", "out=1s").code == 2
+
+
 def test_a_lake_moves_to_an_etcd_outlives_its_faults_and_moves_back(etcd: EtcdCluster, machine: Machine) -> None:
     machine.init("prod", "--protect", "1+1", "--accept-loss")
     machine.start()
@@ -64,6 +76,7 @@ def test_a_lake_moves_to_an_etcd_outlives_its_faults_and_moves_back(etcd: EtcdCl
     assert found["cluster"]
     said = machine.good("cluster", "status").text
     assert f"etcd                                    {etcd.urls[0]}, " in said
+    check_heads_and_settings(machine)
 
     machine.lose_power()
     machine.start()
@@ -95,6 +108,7 @@ def test_a_lake_moves_to_an_etcd_outlives_its_faults_and_moves_back(etcd: EtcdCl
     machine.init("prod", "--no-etcd")
     machine.start()
     assert "etcd" not in machine.status()
+    assert machine.status()["out_after_s"] == 1200, "settings move with the lake"
     for key in ("before", "there", "without its leader", "behind that"):
         assert machine.get(key) == LONG
     machine.put("back", LONG)

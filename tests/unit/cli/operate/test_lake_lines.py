@@ -190,3 +190,20 @@ def test_gc_has_a_line_a_member_with_what_it_freed_or_the_reason_why_it_did_not(
         f"member {'03' * 16} 1 shards, 4.0 KiB freed; it did not collect its own: it left\\n",
     ]
     assert gc_lines({}) == []
+
+
+def test_lines_say_when_members_are_made_out_why_none_is_and_which_heads_serve() -> None:
+    head = {"machine": "7f" * 16, "host": "here", "pid": 12, "since_ns": 1_700_000_000 * 10**9, "has_members": True}
+    known = WHOLE | {"out_after_s": 600, "out_stops": "rack", "out_stopped_because": "", "heads": [head]}
+
+    def said(name: str, **more: Any) -> list[str]:
+        lines = lake_lines(known | more)
+        return [line.removeprefix(name).strip() for line in lines if line.startswith(f"{name} ")]
+
+    assert said("out") == ["after 600 s of silence, while no more than a rack is away"]
+    assert said("out", out_stops="off") == ["after 600 s of silence"]
+    assert said("out", out_stopped_because="9 are away")[0].endswith("; stopped: 9 are away")
+    assert said("head") == [
+        f"12                                 at here, machine {'7f' * 16}, since 2023-11-14T22:13:20Z"
+    ]
+    assert not any(line.startswith(("out ", "head ")) for line in lake_lines(WHOLE)), "of an earlier release"

@@ -91,3 +91,25 @@ def test_more_than_m_members_that_are_drained_at_once_leave_one_behind_the_other
         await made.check()
 
     running(scenario, count=9)
+
+
+def test_a_member_that_takes_nothing_for_long_is_out_although_it_answers_and_returns_with_its_lease() -> None:
+    async def scenario(one: Running) -> None:
+        made, number = one.made, 2
+        await made.write(*SIZES)
+        member = made.stores[member_id(number)].member
+        assert member is not None
+        member.shards.may_take = lambda: False
+        for _ in range(9):
+            await one.turn(60)
+        assert (await one.states())[member_id(number)] is MemberState.UP
+        for _ in range(3):
+            await one.turn(60)
+        assert (await one.states())[member_id(number)] is MemberState.OUT
+        member.shards.may_take = lambda: True
+        for _ in range(3):
+            await one.turn(10)
+        assert (await one.states())[member_id(number)] is MemberState.UP
+        await made.check()
+
+    running(scenario, count=9)

@@ -13,11 +13,11 @@ from engine.lake_gc.lake_gc import LakeGc
 from engine.lake_gc.lake_gc_bounds import LAKE_GC_LOCK_S
 from engine.lake_gc.lake_gc_lock import hold_gc_lock
 from engine.uploads.expiry import UploadExpiry
-from lakefs.errors import EngineBusy, EngineUnreachable, PreconditionFailed
+from lakefs.errors import CoordinatorLost, EngineBusy, EngineUnreachable, PreconditionFailed
 from lakefs.ids import MemberId
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
-from tests.lake_rig import SmallLake, small_lake
+from tests.lake_rig import SmallLake, serve, small_lake
 from tests.memory_coordinator import memory_coordinator
 from tests.sim.world.clock import SimClock
 from tests.store_rig import run
@@ -96,6 +96,80 @@ def test_a_cycle_that_lost_its_lock_frees_nothing(at: type[m.Request]) -> None:
                 await lake.collect()
             with pytest.raises(EngineUnreachable):
                 await lake.collect()
+
+    run(main)
+
+
+class LateClock(SimClock):
+    """A clock that goes on while its process is stopped: no task of it runs."""
+
+    passed_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.passed_s
+
+
+def test_a_process_that_was_stopped_past_its_lease_sweeps_nothing_when_it_goes_on() -> None:
+    async def main() -> None:
+        async with small_lake() as lake:
+            await lake.put("key", b"content")
+            clock = LateClock()
+            names = lake.names
+            expiry = UploadExpiry(names.metadata, lake.clock, 0.0)
+            parts = lake.coordinator, lake.members, lake.stripes, names.metadata, names.references, lake.joined
+            gc = LakeGc(*parts, expiry, clock)
+
+            async def hook(member: MemberId, request: m.Request) -> Reply | None:
+                assert not isinstance(request, m.GcSweep)
+                if isinstance(request, m.GcMark):
+                    clock.passed_s = LAKE_GC_LOCK_S + 1
+                return None
+
+            lake.members.hook = hook
+            with pytest.raises(EngineBusy, match="the lock of this cycle of gc ended"):
+                await gc.run()
+
+    run(main)
+
+
+@pytest.mark.parametrize("at", [None, m.GcBegin, m.GcMark])
+def test_names_that_are_deposed_amid_a_cycle_free_nothing(at: type[m.Request] | None) -> None:
+    """Before it begins: it is not joined.  In the walk: it ends.  Behind it: what it saw has to be durable."""
+
+    async def main() -> None:
+        async with small_lake() as lake:
+            await lake.put("gone", b"content")
+            lost = CoordinatorLost("another replica leads")
+            sent: list[m.Request] = []
+
+            def depose() -> None:
+                lake.names.metadata.stop_leading(lost)
+                lake.names.metadata.check_leader = refuse if at is not m.GcMark else None
+
+            def refuse() -> None:
+                raise lost
+
+            async def hook(member: MemberId, request: m.Request) -> Reply | None:
+                sent.append(request)
+                if at is not None and isinstance(request, at) and lake.names.metadata.failed is None:
+                    if at is m.GcMark:  # the walk is over: it has seen a removal that the next leader has not
+                        await lake.remove_without_waiting("gone")
+                    depose()
+                return None
+
+            lake.members.hook = hook
+            if at is None:
+                depose()
+            with pytest.raises(CoordinatorLost):
+                await lake.collect()
+            assert not any(isinstance(request, m.GcSweep) for request in sent)
+            assert at is not None or not sent, "members do not begin a cycle that names did not join"
+            await lake.stop_names(crash=True)
+            await lake.start_names()
+            lake.members.hook = serve
+            assert await lake.is_readable(b"content")
+            report = await lake.collect()
+            assert report.generation == 3, "the generation is the coordinator's, and goes on"
 
     run(main)
 

@@ -313,3 +313,24 @@ def test_members_are_changed_by_a_head_s_clients() -> None:
 async def state_of(one: Kept, number: int) -> str:
     members = (await one.status())["members"]
     return str(next(member["state"] for member in members if member["id"] == id_text(id_of(number))))
+
+
+def test_settings_of_the_lake_are_changed_by_a_head_s_clients_and_shown() -> None:
+    async def body(one: Kept) -> None:
+        async def shown() -> tuple[object, ...]:
+            lake = await one.status()
+            assert "heads" not in lake, "a lake without etcd does not know them"
+            return lake["out_after_s"], lake["out_stops"], lake["out_stopped_because"]
+
+        assert await shown() == (600, "rack", "")
+        for _ in range(2):
+            await ask(one.client, m.SetLake(out_after_s=1200), m.Done)
+        assert await shown() == (1200, "rack", "")
+        await ask(one.client, m.SetLake(out_stops="off"), m.Done)
+        assert await shown() == (1200, "off", "")
+        for wrong in (m.SetLake(59), m.SetLake(-1), m.SetLake(m.OUT_AFTER_S_MAX + 1), m.SetLake(out_stops="row")):
+            with pytest.raises(InvalidArgument, match="out-"):
+                await ask(one.client, wrong, m.Done)
+        assert await shown() == (1200, "off", "")
+
+    kept(body)

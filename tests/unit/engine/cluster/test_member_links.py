@@ -19,7 +19,7 @@ from engine.members.member_links import NEIGHBOUR_SIGN_S, MemberLinks, connect_m
 from engine.requests.table import Service
 from engine.server.listener import Server
 from lakefs.cluster.table_format import pack
-from lakefs.errors import EngineBusy, EngineUnreachable, StaleEpoch, StoreUnusable
+from lakefs.errors import CoordinatorLost, EngineBusy, EngineUnreachable, StaleEpoch, StoreUnusable
 from lakefs.ids import Buffer, GcGeneration, MemberId, RingEpoch
 from lakefs.limits import AWAY_PAUSE_S_MAX, MEMBER_ANSWER_S, MEMBER_CONNECT_S, MEMBER_IDLE_S, MEMBER_SILENCE_S
 from lakefs.wire import messages as m
@@ -53,9 +53,11 @@ class Connection:
         if self.network.is_silent:
             await trio.sleep_forever()
         if isinstance(request, m.SetEpoch):
-            return Reply(m.EpochKnown(request.epoch, b""))
+            return Reply(m.EpochKnown(max(request.epoch, self.network.epoch), self.network.table))
         if isinstance(request, m.OfferShards) and request.epoch < self.network.epoch:
             raise StaleEpoch("there is a newer one")
+        if isinstance(request, m.OfferShards) and self.network.takes_nothing:
+            raise CoordinatorLost("its lease was not renewed")
         return Reply(m.ShardsOffered([1], [1]))
 
     async def wait_ended(self) -> None:
@@ -67,8 +69,9 @@ class Pretended:
 
     def __init__(self) -> None:
         self.away: set[MemberId] = set()
-        self.is_silent = False
+        self.is_silent = self.takes_nothing = False
         self.epoch = 1
+        self.table = b""  # that members have
         self.connecting = self.connects = 0
         self.open: dict[MemberId, Connection] = {}
         self.addresses: list[str] = []
@@ -132,8 +135,8 @@ def in_world(body: Callable[[World], Awaitable[None]]) -> None:
     run(main)
 
 
-async def ask(world: World, member: MemberId = ONE) -> None:
-    (await world.links.call(member, OFFER)).body.release()
+async def ask(world: World, member: MemberId = ONE, epoch: int = 1) -> None:
+    (await world.links.call(member, msgspec.structs.replace(OFFER, epoch=epoch))).body.release()
 
 
 def test_a_member_is_connected_when_it_is_used_and_gets_the_epoch_first() -> None:
