@@ -251,5 +251,8 @@ async def open_etcd_names(lake: Surroundings, members: list[MemberPlace]) -> Asy
     with stopping_tasks() as stopped, plain_errors():
         async with etcd_nodes(lake.network, lake.new_random()) as nodes, trio.open_nursery() as nursery:
             machines = Machines(lake.new_random(), lake.network, nodes, stopped, lake.sizes, lake.log)
-            yield EtcdNames(lake, machines, members, nursery)
+            try:
+                yield EtcdNames(lake, machines, members, nursery)
+            finally:
+                stopped.resume_all()  # else nothing ends them
             nursery.cancel_scope.cancel()
