@@ -26,11 +26,11 @@ from engine.coordinator.records import NamesCheckpoint
 from engine.host.clock import SystemClock
 from engine.lake.children import open_children
 from engine.lake.folders import holds_names
+from engine.lake.lake_content import open_content
 from engine.lake.lake_members import START_PATIENCE_S, identified, members_to_start
 from engine.lake.lake_records import LakeRecords, lake_records_in
 from engine.lake.machine import MachineRecord
 from engine.lake.machine_lock import machine_locked
-from engine.lake.parts import open_content
 from engine.lake.plan import LakePlan
 from engine.lake.rescue import begun_again
 from engine.members.ports import Stripes, Wanted

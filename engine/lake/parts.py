@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 import trio
@@ -43,11 +43,12 @@ from engine.head.head import AboutMachine, Head, open_head
 from engine.head.head_tier import HeadMemory
 from engine.head.names_link import ConnectNames
 from engine.host.clock import SystemClock
-from engine.lake.beside_names import NAMES_PAUSE_S, WAITING_FOR_NAMES, learned, open_beside_names
+from engine.lake.beside_names import learned, open_beside_names
 from engine.lake.children import open_children
 from engine.lake.embedded_names import embedded_names
 from engine.lake.etcd_place import EtcdPlace, record_of
 from engine.lake.head_memory import head_memory
+from engine.lake.lake_content import Content, open_content
 from engine.lake.lake_etcd import LakeEtcd, open_lake_etcd
 from engine.lake.lake_members import (
     START_PATIENCE_S,
@@ -72,23 +73,16 @@ from engine.lake.reads_only import end_with_this_start, reading, recorded_protec
 from engine.lake.replica_host import MachineHost
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
-from engine.members.lent_area import LentArea
-from engine.members.member_link import Connect
-from engine.members.member_links import MemberLinks, connect_member, open_member_links
-from engine.members.read_memory import ReadMemory, Take
+from engine.members.member_links import MemberLinks
 from engine.process.mirrored_names import LocalNames
 from engine.requests.bind import BindGate
 from engine.requests.dispatch import Group
 from engine.requests.table import NamesService
 from engine.store.keyed_store import KeyedStore
 from engine.store.local_store import ENGINE_THREADS
-from engine.stripes.stripes import LakeStripes
 from lakefs.cluster.protection import Protection
-from lakefs.errors import EngineBusy, EngineUnreachable
-from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import ThreadOffload
 from lakefs.ids import BootId, new_id16
-from lakefs.limits import BUFFER_POOL_BYTES, PARITY_MEMORY_BYTES
 from lakefs.ports import Clock, Offload
 from lakefs.wire.engine_port import EngineService
 
@@ -340,9 +334,8 @@ async def _open_for_reads(plan: LakePlan, fabric: EngineFabric) -> AsyncIterator
         await wait_for_members(processes, LakeState(coordinator), plan, protection, is_made=True)
         content = await open_content(stack, plan, coordinator, offload)
         joined = JoinedGeneration(store.metadata, gate)
-        upkeep = _upkeep(
-            plan, names, coordinator, None, gate, joined, content, offload
-        )  # for its status: it never runs
+        # It never runs: its status is asked for.
+        upkeep = _upkeep(plan, names, coordinator, None, gate, joined, content, offload)
         service = NamesService(store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
         memory = await stack.enter_async_context(head_memory(plan.tier, store.superblock.identity, offload, fabric))
         about, connect = partial(about_machine, plan, processes), embedded_names(service)
@@ -378,51 +371,12 @@ async def _open_beside_names(
         yield LakeParts(plan, processes, content.links, head, protection, offload, None, is_made_now=False)
 
 
-@asynccontextmanager
-async def _links(coordinator: Coordinator, connect: Connect) -> AsyncIterator[MemberLinks]:
-    """Open links to the members, when the coordinator can be asked for them."""
-    async with AsyncExitStack() as stack:
-        while True:
-            try:
-                links = await stack.enter_async_context(open_member_links(coordinator, connect))
-            except (EngineUnreachable, EngineBusy) as error:
-                _log.warning(WAITING_FOR_NAMES, reason=error.message)
-                await trio.sleep(NAMES_PAUSE_S)
-            else:
-                break
-        yield links
-
-
-# --- both --------------------------------------------------------------------------------------------
-
-
 async def _open_processes(
     stack: AsyncExitStack, plan: LakePlan, state: LakeState, protection: Protection, *, is_made: bool
 ) -> MemberProcesses:
     members = members_to_start(plan, protection, is_made=is_made)
     keep_machine([member.folder for member in members], plan.machine, plan.token)
     return await stack.enter_async_context(open_children(members, registering(state, plan)))
-
-
-class Content(NamedTuple):
-    """Chunks over the members, with the memory for what a head receives."""
-
-    links: MemberLinks
-    stripes: LakeStripes
-    buffers: BufferPool
-    take: Take
-    """Memory for what is read from members."""
-
-
-async def open_content(stack: AsyncExitStack, plan: LakePlan, coordinator: Coordinator, offload: Offload) -> Content:
-    """Reach the members.  Memory for payload and for parity is one area, which members on this machine map."""
-    area = LentArea(BUFFER_POOL_BYTES + PARITY_MEMORY_BYTES)
-    buffers = BufferPool(BUFFER_POOL_BYTES, memory=area.part(BUFFER_POOL_BYTES))
-    parity = BufferPool(PARITY_MEMORY_BYTES, memory=area.part(PARITY_MEMORY_BYTES))
-    reads = stack.enter_context(closing(ReadMemory()))
-    connect = partial(connect_member, token=plan.token, machine=plan.machine.machine, area=area, reads=reads)
-    links = await stack.enter_async_context(_links(coordinator, connect))
-    return Content(links, LakeStripes(links, LakeState(coordinator), offload, parity, reads.take), buffers, reads.take)
 
 
 async def _open_head(
