@@ -53,6 +53,7 @@ SETTINGS: Final = {
         "`off`",
     ),
     "upload_expiry": ("number and unit: `90s`, `30m`, `12h`, `7d`; `0`: never", "`7d`"),
+    "names_checkpoint_interval": ("number and unit: `90s`, `30m`, `12h`, `7d`; `0`: never", "`1h`"),
     "scrub_interval": ("number and unit, as `14d`; `0`: only by `lake scrub`", "`14d`"),
     "scrub_rate": ("bytes per second: `32M`, `1G`; `0`: as fast as it goes", "`64M`"),
     "io_uring": ("`auto` or `off`: read the disk through threads only", "`auto`"),

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.terminal.output import iso_time, json_option, notice, write_json, write_line
+from cli.terminal.output import human_bytes, iso_time, json_option, notice, write_json, write_line
 from lakefs.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.coordinator.records import NamesCheckpoint
+    from engine.lake.machine import MachineRecord
     from engine.lake.plan import LakePlan
     from engine.lake.rescue import ReplicaHere
 
@@ -18,41 +22,54 @@ WHAT_IS_LOST = (
     "what was acknowledged behind its last group is lost: about the last second before the etcd was lost, if no other "
     "replica has a higher group"
 )
+WHAT_A_CHECKPOINT_LACKS = "what was named since then is lost"
 
 
 @click.command()
 @click.option("--from-here", is_flag=True, help="Begin again from this replica: no other has a higher group.")
+@click.option("--from-lake", is_flag=True, help="No replica is left: begin again from a checkpoint in the lake.")
 @click.option("--read-only", is_flag=True, help="Let the next start of lake serve serve reads of what it has.")
 @click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
 @click.option("--data", metavar="DIR", multiple=True, help="A folder on each device; else the settings' ones.")
 @json_option
-def rescue(data: tuple[str, ...], file: str | None, from_here: bool, read_only: bool, as_json: bool) -> None:
+def rescue(
+    data: tuple[str, ...], file: str | None, from_here: bool, from_lake: bool, read_only: bool, as_json: bool
+) -> None:
     """Let a lake whose etcd is lost for ever begin again from the replica of its names on this machine.
 
-    Without --from-here nothing is changed: it shows the last group of this replica, and what this replica knows of the
+    Without an option nothing is changed: it shows the last group of this replica, and what this replica knows of the
     others.  Stop lake serve on all machines, and run it on each that has a replica.  Then use --from-here on the one
     with the highest group, start it, and let the others join it.
 
     With --read-only the next start of lake serve lists and reads what this replica has, without the etcd, and refuses
     changes; the start behind that is a normal one.
+
+    Where no machine has a replica any more, --from-lake makes the names anew from the newest checkpoint of them that
+    lies in the lake itself.  lake serve runs on the other machines then, so that their members are found.
     """
     from cli.terminal.process import run_loop
-    from engine.lake.reads_only import ask_for_reads
-    from engine.lake.rescue import looked_at, refuse_without_replica, rescued, why_lost
+    from engine.lake.rescue import etcd_to_be_lost, has_replica, why_lost
 
-    if from_here and read_only:
-        raise InvalidArgument("give --from-here or --read-only")
+    if from_here + from_lake + read_only > 1:
+        raise InvalidArgument("give one of --from-here, --from-lake and --read-only")
     plan = _plan(data, file)
-    place = refuse_without_replica(plan)
+    place = etcd_to_be_lost(plan)
     if read_only and place is None:
         raise InvalidArgument("the lake begins again from this replica, and has its names here: start it")
     reason = "" if place is None else run_loop(partial(why_lost, plan, place))
-    here = run_loop(partial(looked_at, plan))
-    if as_json:
-        write_json(_document(here, plan, reason))
+    if from_lake or not has_replica(plan):
+        _from_lake(plan, reason, is_meant=from_lake, as_json=as_json)
     else:
-        for line in rescue_lines(here, reason):
-            write_line(line)
+        _from_replica(plan, reason, from_here=from_here, read_only=read_only, as_json=as_json)
+
+
+def _from_replica(plan: LakePlan, reason: str, *, from_here: bool, read_only: bool, as_json: bool) -> None:
+    from cli.terminal.process import run_loop
+    from engine.lake.reads_only import ask_for_reads
+    from engine.lake.rescue import looked_at, rescued
+
+    here = run_loop(partial(looked_at, plan))
+    _show(_document(here, plan, reason), rescue_lines(here, reason), as_json=as_json)
     if read_only:
         ask_for_reads(plan)
         notice("lake: the next start of lake serve lists and reads what this replica has, and refuses changes")
@@ -63,8 +80,53 @@ def rescue(data: tuple[str, ...], file: str | None, from_here: bool, read_only: 
         return
     machine = run_loop(partial(rescued, plan))
     notice(f"lake: the lake begins again from this replica, with group {here.sequence}; {WHAT_IS_LOST}")
+    _say_how_to_go_on(machine)
+
+
+def _from_lake(plan: LakePlan, reason: str, *, is_meant: bool, as_json: bool) -> None:
+    from cli.terminal.process import run_loop
+    from engine.lake.from_lake import begun_from_lake, kept_records
+
+    records = kept_records(plan)
+    found = records.checkpoints.checkpoints
+    document = {
+        "lake": plan.machine.lake,
+        "etcd_lost_because": reason,
+        "checkpoints": [
+            {"of_ns": each.said_ns, "group": each.sequence, "bytes": each.file_bytes, "blob": each.blob.hex()}
+            for each in found
+        ],
+    }
+    _show(document, checkpoint_lines(found, reason), as_json=as_json)
+    if not is_meant:
+        notice("lake: nothing was changed; if a machine has a replica of the names left, run this there")
+        notice(f"lake: {WHAT_A_CHECKPOINT_LACKS}; to begin again from the newest: lake cluster rescue --from-lake")
+        return
+    machine, used = run_loop(partial(begun_from_lake, plan, records))
+    notice(f"lake: the lake begins again from its names of {iso_time(used.said_ns)}; {WHAT_A_CHECKPOINT_LACKS}")
+    _say_how_to_go_on(machine)
+
+
+def _show(document: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
+    if as_json:
+        write_json(document)
+        return
+    for line in lines:
+        write_line(line)
+
+
+def _say_how_to_go_on(machine: MachineRecord) -> None:
     notice("lake: start lake serve here, and then on each other machine, before lake serve is started there:")
     notice(f"lake: lake cluster join {machine.listen} --token-file FILE --listen HOST:PORT --data DIR")
+
+
+def checkpoint_lines(checkpoints: Sequence[NamesCheckpoint], reason: str) -> list[str]:
+    """Return the lines about checkpoints of the names in the lake; `reason`: why the etcd is lost."""
+    lines = [] if not reason else [_line("etcd", reason)]
+    for each in checkpoints:
+        told = f"of {iso_time(each.said_ns)}, group {each.sequence}, {human_bytes(each.file_bytes)}"
+        lines.append(_line("checkpoint in the lake", told))
+    return lines
 
 
 def rescue_lines(here: ReplicaHere, reason: str) -> list[str]:
@@ -119,8 +181,9 @@ def _line(subject: str, told: str) -> str:
 
 def _plan(data: tuple[str, ...], file: str | None) -> LakePlan:
     """Return the lake in this machine's folders.  Errors of `plan_lake`."""
+    from cli.serve.serve import member_command
     from engine.lake.lake_process import LakeOptions, plan_lake
     from lakefs.config.settings import load
 
     config = load(file=file, flags={"data": data})
-    return plan_lake(config, lambda *_: (), LakeOptions())
+    return plan_lake(config, partial(member_command, config), LakeOptions())

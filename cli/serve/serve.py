@@ -62,6 +62,11 @@ _NO_FACES: Final = (*_NO_PORTS, *("--rdma", "off", "--dram-tier-bytes", "0", "--
     help="Age at which an unfinished multipart upload is removed, as 12h or 7d; 0 for never.",
 )
 @click.option(
+    "--names-checkpoint-interval",
+    metavar="TIME",
+    help="From one checkpoint of the names in a lake with etcd to the next, as 1h; 0 for none.",
+)
+@click.option(
     "--scrub-interval",
     metavar="TIME",
     help="From one full read of all that is stored to the next, as 14d; 0 for only by lake scrub.",

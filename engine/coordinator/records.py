@@ -13,6 +13,7 @@
     names/SHARD/...             LogRecord, ...    the log of the names' groups (`engine.format.group_parts`)
     coordinator                 ChargeRecord      whether this coordinator is the lake's, or has been, or will be
     etcd                        EtcdRecord        where the lake's etcd is, for machines that join
+    checkpoints                 CheckpointsRecord the checkpoints of the names that are content of the lake
     repeated                    RepeatedRecord    in a table of the names beside an etcd: when these keys were repeated
     names/0000/leader           LeaderRecord      the replica of the names that leads, on its lease
     settings                    SettingsRecord    what an operator has set for the whole lake
@@ -35,7 +36,7 @@ import msgspec
 from engine.format.group_parts import FIRST_SHARD, LogKeys
 from engine.format.records import decode_record
 from lakefs.errors import StoreUnusable
-from lakefs.ids import GcGeneration, MemberId, Partition, RingEpoch, Sequence
+from lakefs.ids import BlobId, GcGeneration, MemberId, Partition, RingEpoch, Sequence
 
 LAKE_KEY: Final = b"lake"
 EPOCH_KEY: Final = b"epoch"
@@ -50,6 +51,7 @@ EPOCHS: Final = b"epochs/", b"epochs0"
 CHARGE_KEY: Final = b"coordinator"
 ETCD_KEY: Final = b"etcd"
 REPEATED_KEY: Final = b"repeated"
+CHECKPOINTS_KEY: Final = b"checkpoints"
 NAMES: Final = b"names/", b"names0"
 """Begin and end of the keys of the names themselves: who leads, and what their replicas share."""
 LEADER_KEY: Final = LogKeys(FIRST_SHARD).leader
@@ -248,6 +250,21 @@ class RepeatedRecord(msgspec.Struct, frozen=True, array_like=True):
     replicas: tuple[RepeatedReplica, ...] = ()
 
 
+class NamesCheckpoint(msgspec.Struct, frozen=True, array_like=True):
+    """A checkpoint of the names that lies in the lake as a blob: its last group, its length, and its time."""
+
+    blob: BlobId
+    sequence: Sequence
+    file_bytes: int
+    said_ns: int
+
+
+class CheckpointsRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The checkpoints of the names that are content of the lake, the newest first."""
+
+    checkpoints: tuple[NamesCheckpoint, ...] = ()
+
+
 class LeaderRecord(msgspec.Struct, frozen=True, array_like=True):
     """The replica of the names that leads: its id, its machine's, and the addresses at which it serves.
 
@@ -303,6 +320,7 @@ Record = (
     | ChargeRecord
     | EtcdRecord
     | RepeatedRecord
+    | CheckpointsRecord
     | LeaderRecord
     | HeadRecord
     | SettingsRecord

@@ -20,13 +20,16 @@ log of before: its table has another incarnation (`engine.lake.names_replica`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from engine.coordinator.coordinator import Coordinator, Delete, HasValue, Operation, Put
 from engine.coordinator.lake_state import LakeState
+from engine.coordinator.lasting import batches
 from engine.coordinator.moving import charge_of, refuse_other_lake
 from engine.coordinator.records import (
     CHARGE_KEY,
@@ -62,9 +65,12 @@ async def repeated_in(table: Coordinator) -> RepeatedRecord | None:
     return None if entry is None else decode(RepeatedRecord, entry.value)
 
 
-async def rescue(table: Coordinator, lake: bytes, place: str) -> ChargeRecord:
+async def rescue(
+    table: Coordinator, lake: bytes, place: str, newer: Mapping[bytes, bytes] = MappingProxyType({})
+) -> ChargeRecord:
     """Let a table be in charge of its lake, durably; safe to repeat.  `place`: words for where it is.
 
+    `newer`: records that are known to be newer than those of the table; keys that it has besides stay.
     StoreUnusable when the table has no records of the lake; PreconditionFailed for another lake's.
     """
     found = await charge_of(table)
@@ -81,11 +87,14 @@ async def rescue(table: Coordinator, lake: bytes, place: str) -> ChargeRecord:
         )
     moving = ChargeRecord(lake, Charge.MOVING, found.turn + _TURNS, new_id16())
     await _change(table, found, moving, [])
+    for batch in batches(Put(key, value) for key, value in newer.items()):
+        await table.transact([HasValue(CHARGE_KEY, encode(moving))], batch)
+    generation = GcGeneration(await state.generation() + GENERATIONS_SKIPPED)
+    tables = await state.epoch_tables()
     newest, packed = max(tables.items())
     newest_table = unpack(packed)
     await state.note_dirty(map(Partition, range(1 << newest_table.partition_bits)), newest)
     epoch = RingEpoch(max(newest, await state.epoch()) + EPOCHS_SKIPPED)
-    generation = GcGeneration(await state.generation() + GENERATIONS_SKIPPED)
     served = msgspec.structs.replace(moving, state=Charge.SERVES)
     changes: list[Operation] = [
         Put(epoch_key(epoch), pack(replace(newest_table, ring_epoch=epoch))),

@@ -25,7 +25,9 @@ from lakefs.wire.engine_port import Body, Reply
 
 
 @dataclass(frozen=True)
-class _Kept:
+class OpenedCheckpoint:
+    """A checkpoint's file, open for reading: a later checkpoint does not end that."""
+
     file: DiskFile
     sequence: Sequence
     file_bytes: int
@@ -44,7 +46,7 @@ class CheckpointRequests:
         self._metadata = metadata
         self._disk = disk
         self._offload = offload
-        self._kept: dict[Client, _Kept] = {}
+        self._kept: dict[Client, OpenedCheckpoint] = {}
         self._writing = trio.Lock()
 
     @handles(m.OpenCheckpoint)
@@ -54,7 +56,7 @@ class CheckpointRequests:
             if len(self._kept) >= CHECKPOINTS_OPEN_MAX:
                 raise EngineBusy(f"{len(self._kept)} replicas begin anew already; try again later")
             await self._metadata.checkpoint()
-            kept = await self._offload.run(self._open_blocking)
+            kept = await self._offload.run(open_newest_checkpoint, self._disk)
             self._kept[client] = kept
         return Reply(m.CheckpointOpened(kept.sequence, kept.file_bytes))
 
@@ -78,12 +80,14 @@ class CheckpointRequests:
         if kept is not None:
             await self._offload.run(kept.file.close)
 
-    def _open_blocking(self) -> _Kept:
-        while True:
-            newest = newest_checkpoint(self._disk)
-            if newest is None:
-                raise SessionLost("the checkpoint was removed before it was opened; open it anew")
-            try:
-                return _Kept(self._disk.open(newest.path, read_only=True), newest.sequence, newest.file_bytes)
-            except FileNotFoundError:  # a later one took its place just now
-                continue
+
+def open_newest_checkpoint(disk: Disk) -> OpenedCheckpoint:
+    """Open the newest checkpoint of a store; the caller closes it.  SessionLost if there is none.  Blocks."""
+    while True:
+        newest = newest_checkpoint(disk)
+        if newest is None:
+            raise SessionLost("the checkpoint was removed before it was opened; open it anew")
+        try:
+            return OpenedCheckpoint(disk.open(newest.path, read_only=True), newest.sequence, newest.file_bytes)
+        except FileNotFoundError:  # a later one took its place just now
+            continue

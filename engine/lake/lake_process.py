@@ -261,6 +261,7 @@ def plan_lake(config: Config, member_command: MemberCommand, options: LakeOption
         without=options.lost_copies(),
         restored=options.restored,
         upload_expiry_s=config.upload_expiry,
+        names_checkpoint_s=config.names_checkpoint_interval,
         tier=_tier(config, tier_share(config)),
         names_listen=_names_listen(config, machine),
     )

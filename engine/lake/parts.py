@@ -18,7 +18,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,11 +57,13 @@ from engine.lake.lake_members import (
     registering,
     wait_for_members,
 )
+from engine.lake.lake_records import keeping_lake_records
 from engine.lake.left_etcd import closing_left_etcd
 from engine.lake.machine import keep_machine, made
 from engine.lake.machine_lock import machine_locked
 from engine.lake.member_processes import MemberProcesses
 from engine.lake.moving_over import moved_over
+from engine.lake.names_checkpoints import NamesCheckpoints
 from engine.lake.names_here import TABLE, open_names, open_table
 from engine.lake.names_replica import NamesReplica, Term, running_replica
 from engine.lake.plan import LakePlan, refuse_other_protection
@@ -179,7 +181,7 @@ async def _open_with_names(plan: LakePlan, fabric: EngineFabric) -> AsyncIterato
         processes = await _open_processes(stack, plan, state, protection, is_made=is_made)
         await wait_for_members(processes, state, plan, protection, is_made=is_made)
         plan = _kept(plan, processes, protection)
-        content = await _open_content(stack, plan, coordinator, offload)
+        content = await open_content(stack, plan, coordinator, offload)
         upkeep = _upkeep(plan, names, coordinator, None, gate, joined, content, offload)
         serving = partial(NamesService, store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
         memory = await stack.enter_async_context(head_memory(plan.tier, store.superblock.identity, offload, fabric))
@@ -204,7 +206,7 @@ def _upkeep(
     etcd: LakeEtcd | None,
     gate: BindGate,
     joined: JoinedGeneration,
-    content: _Content,
+    content: Content,
     offload: Offload,
 ) -> LakeUpkeep:
     return LakeUpkeep(
@@ -261,7 +263,7 @@ async def _open_with_replica(plan: LakePlan, place: EtcdPlace, fabric: EngineFab
         if not plan.names_at:
             await wait_for_members(processes, state, plan, protection, is_made=is_made)
         plan = _kept(plan, processes, protection)
-        content = await _open_content(stack, plan, coordinator, offload)
+        content = await open_content(stack, plan, coordinator, offload)
         leader = await stack.enter_async_context(open_names_leader(coordinator))
         open_term = partial(_open_term, plan, etcd, content, offload)
         replica = NamesReplica(
@@ -279,6 +281,7 @@ async def _open_with_replica(plan: LakePlan, place: EtcdPlace, fabric: EngineFab
         about = partial(about_machine, plan, processes)
         head = await _open_head(stack, plan, about, replica.connect, content, offload, SystemClock(), memory, fabric)
         await stack.enter_async_context(running_replica(replica))
+        await stack.enter_async_context(keeping_lake_records(plan, coordinator, offload, SystemClock()))
         with trio.move_on_after(START_PATIENCE_S):
             await leader.wait()
         yield LakeParts(
@@ -287,7 +290,7 @@ async def _open_with_replica(plan: LakePlan, place: EtcdPlace, fabric: EngineFab
 
 
 def _open_term(
-    plan: LakePlan, etcd: LakeEtcd, content: _Content, offload: Offload, names: LocalNames, checkpoints: Group
+    plan: LakePlan, etcd: LakeEtcd, content: Content, offload: Offload, names: LocalNames, checkpoints: Group
 ) -> Term:
     """Return what serves on names that lead."""
     store, gate = names.store, BindGate()
@@ -302,13 +305,20 @@ def _open_term(
         coordinator=coordinator_group(ReadsOnlyCoordinator(etcd.coordinator)),
         checkpoints=checkpoints,
     )
-    return Term(service, partial(_keep_lake, upkeep, etcd.coordinator, store), upkeep.begin)
+    in_lake = NamesCheckpoints(
+        etcd.coordinator, content.links, content.stripes, store, names.disk, gate, offload, plan.names_checkpoint_s
+    )
+    return Term(service, partial(_keep_lake, upkeep, etcd.coordinator, store, in_lake.run), upkeep.begin)
 
 
-async def _keep_lake(upkeep: LakeUpkeep, coordinator: Coordinator, store: KeyedStore) -> None:
-    """Keep the lake whole, and its records in the names, until cancelled."""
+async def _keep_lake(
+    upkeep: LakeUpkeep, coordinator: Coordinator, store: KeyedStore, *beside: Callable[[], Awaitable[None]]
+) -> None:
+    """Keep the lake whole, and its records in the names, until cancelled; run what is given beside that."""
     async with open_table(store) as table, trio.open_nursery() as nursery:
         nursery.start_soon(Repeating(coordinator, table, store.clock).run)
+        for run in beside:
+            nursery.start_soon(run)
         await upkeep.run()
 
 
@@ -328,7 +338,7 @@ async def _open_for_reads(plan: LakePlan, fabric: EngineFabric) -> AsyncIterator
         members = members_to_start(plan, protection, is_made=True)
         processes = await stack.enter_async_context(open_children(members, identified))
         await wait_for_members(processes, LakeState(coordinator), plan, protection, is_made=True)
-        content = await _open_content(stack, plan, coordinator, offload)
+        content = await open_content(stack, plan, coordinator, offload)
         joined = JoinedGeneration(store.metadata, gate)
         upkeep = _upkeep(
             plan, names, coordinator, None, gate, joined, content, offload
@@ -356,7 +366,7 @@ async def _open_beside_names(
         coordinator = lake.coordinator
         processes = await _open_processes(stack, plan, LakeState(coordinator), plan.protection, is_made=True)
         record = await lake.wait_for_lake()
-        content = await _open_content(stack, plan, coordinator, offload)
+        content = await open_content(stack, plan, coordinator, offload)
         if plan.machine.etcd is not None:
             own = head_record(plan, SystemClock(), has_members=False)
             await stack.enter_async_context(present(coordinator, own))
@@ -394,7 +404,7 @@ async def _open_processes(
     return await stack.enter_async_context(open_children(members, registering(state, plan)))
 
 
-class _Content(NamedTuple):
+class Content(NamedTuple):
     """Chunks over the members, with the memory for what a head receives."""
 
     links: MemberLinks
@@ -404,7 +414,7 @@ class _Content(NamedTuple):
     """Memory for what is read from members."""
 
 
-async def _open_content(stack: AsyncExitStack, plan: LakePlan, coordinator: Coordinator, offload: Offload) -> _Content:
+async def open_content(stack: AsyncExitStack, plan: LakePlan, coordinator: Coordinator, offload: Offload) -> Content:
     """Reach the members.  Memory for payload and for parity is one area, which members on this machine map."""
     area = LentArea(BUFFER_POOL_BYTES + PARITY_MEMORY_BYTES)
     buffers = BufferPool(BUFFER_POOL_BYTES, memory=area.part(BUFFER_POOL_BYTES))
@@ -412,7 +422,7 @@ async def _open_content(stack: AsyncExitStack, plan: LakePlan, coordinator: Coor
     reads = stack.enter_context(closing(ReadMemory()))
     connect = partial(connect_member, token=plan.token, machine=plan.machine.machine, area=area, reads=reads)
     links = await stack.enter_async_context(_links(coordinator, connect))
-    return _Content(links, LakeStripes(links, LakeState(coordinator), offload, parity, reads.take), buffers, reads.take)
+    return Content(links, LakeStripes(links, LakeState(coordinator), offload, parity, reads.take), buffers, reads.take)
 
 
 async def _open_head(
@@ -420,7 +430,7 @@ async def _open_head(
     plan: LakePlan,
     about: AboutMachine,
     connect: ConnectNames,
-    content: _Content,
+    content: Content,
     offload: Offload,
     clock: Clock,
     memory: HeadMemory,

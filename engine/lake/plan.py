@@ -42,6 +42,8 @@ class LakePlan:
     accept_loss: bool
     new_devices: bool
     upload_expiry_s: float = 0.0
+    names_checkpoint_s: float = 0.0
+    """From one checkpoint of the names in the lake to the next; 0: there is none."""
     without: frozenset[CopyId] = frozenset()
     restored: bool = False
     tier: TierPlan = TierPlan()

@@ -15,9 +15,10 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -37,6 +38,7 @@ from engine.lake.machine_lock import machine_locked
 from engine.lake.names_here import TABLE, open_names
 from engine.lake.plan import LakePlan
 from engine.metadata.metadata_store import Metadata
+from engine.store.names_opening import BeginAnew
 from engine.superblock.superblock import Superblock
 from engine.tables.views import Transaction
 from lakefs.errors import LakeError, PreconditionFailed
@@ -62,22 +64,25 @@ class ReplicaHere:
     is_in_charge: bool
 
 
-def refuse_without_replica(plan: LakePlan) -> EtcdPlace | None:
+def etcd_to_be_lost(plan: LakePlan) -> EtcdPlace | None:
     """Return the etcd that the machine's record has; None if the rescue has taken it out.
 
-    PreconditionFailed unless the lake has an etcd, and this machine a replica of the names.  Blocks.
+    PreconditionFailed unless the lake has an etcd.  Blocks.
     """
     place = plan.machine.etcd
     if place is None and plan.machine.left is None:
         raise PreconditionFailed("this lake has no etcd, so there is none to be lost; start it with: lake serve")
-    if not any(holds_names(folder) for folder in plan.folders):
-        raise PreconditionFailed("this machine has no replica of the names; run this on one that has")
     if place is not None and not place.is_settled:
         raise PreconditionFailed(
             f"the lake was only to be moved to or from {place.words}; where it is to be without one, run lake cluster "
             "init with --no-etcd, and start it"
         )
     return place
+
+
+def has_replica(plan: LakePlan) -> bool:
+    """Return True if this machine has a replica of the names.  Blocks."""
+    return any(holds_names(folder) for folder in plan.folders)
 
 
 async def why_lost(plan: LakePlan, place: EtcdPlace) -> str:
@@ -132,22 +137,32 @@ async def rescued(plan: LakePlan) -> MachineRecord:
 
     Safe to repeat, also behind a crash.  Errors of `rescue` and `open_names`; StoreLocked while the lake is served.
     """
+    with machine_locked(plan.folders):
+        return await begun_again(plan)
+
+
+async def begun_again(
+    plan: LakePlan, begin_anew: BeginAnew | None = None, newer: Mapping[bytes, bytes] = MappingProxyType({})
+) -> MachineRecord:
+    """Do as `rescued`, while the machine is locked.
+
+    `begin_anew`: names are made here, by that.  `newer`: see `rescue`.
+    """
     turns: list[int] = []
 
     @asynccontextmanager
     async def rescuing(metadata: Metadata, superblock: Superblock) -> AsyncIterator[None]:
         table = NamesCoordinator(metadata, SystemClock())
-        charge = await rescue(table, plan.lake_id, TABLE)
+        charge = await rescue(table, plan.lake_id, TABLE, newer)
         table.close()
         await skip_numbers(metadata)
         turns.append(charge.turn)
         yield
 
-    with machine_locked(plan.folders):
-        async with open_names(plan, rescuing):
-            pass
-        machine = rescued_record(plan.machine, turns[-1])
-        keep_machine([folder for folder in plan.folders if plan.is_wanted(folder)], machine, plan.token)
+    async with open_names(plan, rescuing, begin_anew, is_new=begin_anew is not None):
+        pass
+    machine = rescued_record(plan.machine, turns[-1])
+    keep_machine([folder for folder in plan.folders if plan.is_wanted(folder)], machine, plan.token)
     _log.warning("the lake begins again from this replica of its names", to=TABLE)
     return machine
 

@@ -69,6 +69,9 @@ _DOMAIN: Final = re.compile(
 )
 
 
+NAMES_CHECKPOINT_INTERVAL_S: Final = 3600.0
+
+
 @dataclass(frozen=True)
 class Config:
     """All settings of an engine.  `None` for an address: that port is off."""
@@ -102,6 +105,8 @@ class Config:
     """True if an engine refuses to start when its folders or token are open to others."""
     upload_expiry: float = UPLOAD_EXPIRY_S
     """Seconds until an unfinished multipart upload is removed; 0: never."""
+    names_checkpoint_interval: float = NAMES_CHECKPOINT_INTERVAL_S
+    """Seconds from one checkpoint of the names in a lake with etcd to the next; 0: there is none."""
     scrub_interval: float = SCRUB_INTERVAL_S
     """Seconds from the end of one full pass of scrub to the start of the next; 0: never in the background."""
     scrub_rate: int = SCRUB_RATE_BYTES_PER_S
@@ -409,6 +414,7 @@ _SETTINGS: Final[Mapping[str, _Kind]] = {
     "log_level": _Kind(_log_level),
     "strict_permissions": _switch("on"),
     "upload_expiry": _Kind(parse_duration, duration_text),
+    "names_checkpoint_interval": _Kind(parse_duration, duration_text),
     "scrub_interval": _Kind(parse_duration, duration_text),
     "scrub_rate": _Kind(parse_size),
     "io_uring": _switch("auto"),

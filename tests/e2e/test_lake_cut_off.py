@@ -38,7 +38,7 @@ class HostMachine(Machine):
 
     def begin_to_serve(self) -> subprocess.Popen[str]:
         """See `Served`."""
-        command = [*self.host.command, *LAKE, "serve", *self.data_options, "--socket", str(self.socket)]
+        command = [*self.host.command, *LAKE, "--debug", "serve", *self.data_options, "--socket", str(self.socket)]
         self.process = subprocess.Popen(
             [*command, "--admin", "off", "--s3", "off"],
             env=environment("unix:/nowhere/lake.sock"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.lake.lake_records import lake_records_in
 from engine.lake.machine import read_machine
 from tests.e2e.served import lake
 from tests.e2e.test_lake_on_devices import content
@@ -173,3 +176,60 @@ def test_a_replica_is_read_without_its_etcd_for_one_start(etcd: EtcdCluster, tmp
         machine.put("behind", LONG)
     finally:
         stop_all([machine])
+
+
+@pytest.mark.thorough
+def test_a_lake_without_any_replica_begins_from_a_checkpoint_in_itself(etcd: EtcdCluster, tmp_path: Path) -> None:
+    first, second = Machine(tmp_path / "first", 2), Machine(tmp_path / "second", 1)
+    for machine in (first, second):
+        machine._options = ("--names-checkpoint-interval", "2s")
+    first.init("prod", "--protect", "1+1", "--accept-loss", "--etcd", ",".join(etcd.urls))
+    first.start()
+    try:
+        second.join(first)
+        second.start()
+        for number in range(5):
+            first.put(f"object {number}", content(number, 200_000))
+        first.put("long", LONG)
+        made_ns = time.time_ns()
+        eventually(lambda: newest_of(second) > made_ns, "the second machine knows of no checkpoint of all names")
+        for _ in range(4):
+            first.good("gc")
+        made_ns = time.time_ns()
+        eventually(lambda: newest_of(second) > made_ns, "no checkpoint is made behind gc")
+        stop_all([first, second])
+        etcd.nodes[0].kill()
+        for machine in (first, second):
+            for device in machine.devices:
+                shutil.rmtree(device / "names", ignore_errors=True)
+
+        first.begin_to_serve()  # it waits for the etcd, and serves its members
+        eventually(lambda: len(first.members(1, 2)) == 2, "its members do not serve")
+        shown = rescue(second)
+        assert "nothing was changed" in shown.err
+        assert shown.text.count("checkpoint in the lake") == 2
+        done = rescue(second, "--from-lake")
+        assert done.code == 0, done
+        assert "begins again from its names of 20" in done.err
+        assert "has a replica of the names" in rescue(second, "--from-lake").err
+        second.start()
+        stop_all([first])
+        first.join(second)
+        first.start()
+        for machine in (first, second):
+            for number in range(5):
+                has(machine, f"object {number}", content(number, 200_000))
+            has(machine, "long", LONG)
+        first.put("behind", LONG)
+        has(second, "behind", LONG)
+    finally:
+        stop_all([first, second])
+
+
+def newest_of(machine: Machine) -> int:
+    """Return the time of the newest checkpoint in the lake that a machine knows of."""
+    record = record_of(machine)
+    records = lake_records_in(machine.devices, bytes.fromhex(record.lake))
+    if records is None or not records.checkpoints.checkpoints:
+        return 0
+    return records.checkpoints.checkpoints[0].said_ns

@@ -22,6 +22,7 @@ from engine.coordinator.moving import Side, move, take_charge
 from engine.coordinator.names_leader import open_names_leader
 from engine.coordinator.reads_only_coordinator import ReadsOnlyCoordinator
 from engine.coordinator.records import EPOCH_KEY, EpochRecord, decode
+from engine.coordinator.term_coordinator import TermCoordinator
 from engine.etcd.etcd_coordinator import EtcdCoordinator
 from engine.head.names_link import ConnectNames
 from engine.host.tasks import plain_errors
@@ -103,7 +104,7 @@ class LakeReplica(ReplicaPlace):
         coordinator, links, stripes = self._content
         store, gate = names.store, BindGate()
         upkeep = LakeUpkeep(
-            coordinator,
+            TermCoordinator(coordinator, store.superblock.store_id),
             links,
             stripes,
             store,
@@ -131,7 +132,7 @@ class LakeReplica(ReplicaPlace):
             finally:
                 self.upkeep = None
 
-        return Term(service, keep_whole)
+        return Term(service, keep_whole, upkeep.begin)
 
 
 class EtcdNames:
@@ -250,5 +251,8 @@ async def open_etcd_names(lake: Surroundings, members: list[MemberPlace]) -> Asy
     with stopping_tasks() as stopped, plain_errors():
         async with etcd_nodes(lake.network, lake.new_random()) as nodes, trio.open_nursery() as nursery:
             machines = Machines(lake.new_random(), lake.network, nodes, stopped, lake.sizes, lake.log)
-            yield EtcdNames(lake, machines, members, nursery)
+            try:
+                yield EtcdNames(lake, machines, members, nursery)
+            finally:
+                stopped.resume_all()  # else nothing ends them
             nursery.cancel_scope.cancel()

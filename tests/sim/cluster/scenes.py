@@ -94,6 +94,7 @@ SCENES: Final[dict[str, Scene]] = {
     "a copy of the names misses writes": Scene(
         scenes_names.a_copy_misses_writes, ((ONE_ONE, 3), (TWO_ONE, 4), (FOUR_TWO, 6))
     ),
+    "a former leader goes on": Scene(scenes_etcd.a_former_leader_goes_on, ((TWO_ONE, 4), (TWO_ONE, 5)), has_etcd=True),
     "two replicas of the names lead": Scene(scenes_etcd.two_replicas_lead, has_etcd=True),
 }
 

@@ -1,15 +1,19 @@
-"""Scenes of a lake over an etcd: two replicas of the names believe to lead, and one head hears of the old one only."""
+"""Scenes of a lake over an etcd: two replicas of the names believe to lead it."""
 
 from __future__ import annotations
 
 import trio
 
 from engine.group_log.log_bounds import LEADER_LEASE_S
+from lakefs.wire import messages as m
 from tests.sim.cluster.customers import Customer
 from tests.sim.cluster.etcd_names import EtcdNames, LakeReplica
 from tests.sim.cluster.etcd_nodes import HOSTS
-from tests.sim.cluster.network import Way
+from tests.sim.cluster.network import Connection, Way
+from tests.sim.cluster.places import NAMES_HOST
+from tests.sim.cluster.points import PointOf
 from tests.sim.cluster.stage import Stage
+from tests.sim.replicas.quiet import wait_equal
 
 NAMES = "o0", "o1", "o2"
 
@@ -24,6 +28,7 @@ async def two_replicas_lead(stage: Stage) -> None:
     cut_off, fresh = stage.rng.sample(stage.heads, 2)
     for name in NAMES:
         await stage.put(name, stage.payload())
+    await wait_equal(names.machines)
     leader = next(replica for replica in names.replicas if replica.leads)
     stage.lake.health.begin_elsewhere()
     async with stage.client(cut_off) as reader, stage.client(cut_off) as writer, trio.open_nursery() as nursery:
@@ -40,6 +45,52 @@ async def two_replicas_lead(stage: Stage) -> None:
     _silence(stage, (leader.machine, cut_off.host), Way.GOOD)
     await trio.sleep(2 * LEADER_LEASE_S)
     stage.lake.health.end_elsewhere()
+    await stage.read_all()
+
+
+async def a_former_leader_goes_on(stage: Stage) -> None:
+    """The leader stands still at a message of gc or of the walk; another one leads; then the first goes on there."""
+    names = stage.lake.names
+    assert isinstance(names, EtcdNames)
+    contents = [stage.payload() for _ in range(4)]
+    for number, content in enumerate(contents):
+        await stage.put(f"o{number}", content)
+    await stage.remove("o0")
+    await stage.collect(stage.rng.choice((0, 2, 2)))
+    await wait_equal(names.machines)
+    leader = next(replica for replica in names.replicas if replica.leads)
+    is_stopped = trio.Event()
+
+    async def stop(_: Connection, __: m.Request) -> None:
+        stage.lake.health.begin_elsewhere()
+        leader.stop()
+        is_stopped.set()
+        await trio.lowlevel.checkpoint()
+
+    head, kind = (
+        stage.rng.choice(stage.heads),
+        stage.rng.choice((m.GcBegin, m.GcMark, m.GcSweep, m.GcSweep, m.DropShards)),
+    )
+    async with trio.open_nursery() as nursery:
+        with stage.at(PointOf(kind, stop, near=NAMES_HOST)):
+            if kind is m.DropShards:
+                with stage.cut(stage.rng.choice(stage.homes(contents[1])), head):
+                    await stage.put("o1", contents[1][::-1], head=head)
+                    await stage.put("o4", contents[1], head=head)
+            else:
+                nursery.start_soon(stage.collect)
+            await stage.wait(is_stopped.is_set, "the leader sends such a message")
+        await stage.wait(lambda: _leads_beside(names, leader), "another replica leads")
+        stage.lake.health.end_elsewhere()
+        await stage.put("back", contents[0])
+        await stage.copy("o2", "o5")
+        await stage.remove("o2")
+        await stage.remove("o3")
+        await stage.collect(stage.rng.choice((0, 0, 1, 3)))
+        if stage.rng.random() < 0.5:
+            await stage.put("late", contents[3])
+        leader.resume()
+        await trio.sleep(2 * LEADER_LEASE_S)
     await stage.read_all()
 
 

@@ -21,6 +21,7 @@ from engine.lake_upkeep.lake_upkeep import UpkeepSettings
 from engine.walker.membership import MembershipSettings
 from engine.walker.walker_pass import PassSettings
 from lakefs.cluster.protection import Protection
+from lakefs.errors import LakeError
 from tests.sim.cluster.customers import Customer, Pool
 from tests.sim.cluster.etcd_names import EtcdNames, open_etcd_names
 from tests.sim.cluster.faults import Faults
@@ -103,7 +104,8 @@ class LakeWorld:
             except BaseExceptionGroup as group:
                 causes = [cause for cause in _leaves(group) if not isinstance(cause, trio.Cancelled)]
                 failures = [cause for cause in causes if isinstance(cause, SimFailure)]
-                raise (failures or causes)[0] from None
+                bugs = [cause for cause in causes if not isinstance(cause, LakeError)]
+                raise (failures or bugs or causes)[0] from None
         return self.history
 
     def _log(self, text: str) -> None:

@@ -18,11 +18,18 @@ from grpc import StatusCode
 from cli.operate.cluster import cluster
 from cli.operate.lake_lines import lake_lines, outlives, replica_lines
 from cli.operate.replacing import check_room, smaller_by
-from cli.operate.rescue import WHAT_IS_LOST, rescue_lines
+from cli.operate.rescue import WHAT_A_CHECKPOINT_LACKS, WHAT_IS_LOST, checkpoint_lines, rescue_lines
 from cli.serve.serve import serve
 from engine.coordinator.moving import refuse_unless_in_charge
 from engine.coordinator.reads_only_coordinator import MOVED
-from engine.coordinator.records import Charge, ChargeRecord, MemberRecord, RepeatedRecord, RepeatedReplica
+from engine.coordinator.records import (
+    Charge,
+    ChargeRecord,
+    MemberRecord,
+    NamesCheckpoint,
+    RepeatedRecord,
+    RepeatedReplica,
+)
 from engine.etcd.etcd_link import EtcdAccess, EtcdLink
 from engine.etcd.etcd_messages import RangeResponse
 from engine.etcd.etcd_status import Status, error_of
@@ -47,8 +54,8 @@ from engine.walker import membership
 from engine.walker.member_openings import CAME_BACK_OLD
 from lakefs.cluster.protection import Protection
 from lakefs.errors import LakeError, StoreLocked
-from lakefs.ids import MemberId, ReplicaId, Sequence
-from lakefs.limits import GIB
+from lakefs.ids import EMPTY_BLOB, MemberId, ReplicaId, Sequence
+from lakefs.limits import GIB, MIB
 from lakefs.ports import DiskLock
 from lakefs.transport.address import parse_address
 from lakefs.transport.sockets import connect_error
@@ -243,6 +250,10 @@ def test_what_a_rescue_shows_is_quoted() -> None:
         assert is_quoted(line.replace(here.hex(), "81d0e2...").replace(there.hex(), "5f1c7a...")), line
     assert is_quoted(WHAT_IS_LOST[1:])
     assert is_quoted(READS_ONLY)
+    made = NamesCheckpoint(EMPTY_BLOB, Sequence(51877), 412 * MIB, 1_796_029_212 * 10**9)
+    [line] = checkpoint_lines([made], "")
+    assert is_quoted(line)
+    assert is_quoted(WHAT_A_CHECKPOINT_LACKS[1:])
 
 
 def _constants(path: Path) -> Iterator[str]:

@@ -50,6 +50,7 @@ def test_nothing_given_gives_the_documented_defaults(monkeypatch: pytest.MonkeyP
         "log_level": "info",
         "strict_permissions": "off",
         "upload_expiry": "7d",
+        "names_checkpoint_interval": "1h",
         "scrub_interval": "14d",
         "scrub_rate": "67108864",
         "io_uring": "auto",
