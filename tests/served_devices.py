@@ -16,5 +16,6 @@ CYCLES: Final = 3 if DEVICES else 1
 
 HEALS: Final = "a lake reads what is damaged at one member from the others"
 SEGMENTS: Final = "a head has no segments that clients could read"
-STAMPS: Final = "a head has no stamps, so each answer about names is asked for"
+PUT_STAMPS: Final = "a head's answers to puts have no stamps"
+SHORT: Final = "a head has no content of less than 4 KiB at hand, so that is asked for"
 MAPPED: Final = "objects are mapped over the socket of one engine only"

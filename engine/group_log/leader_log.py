@@ -69,6 +69,10 @@ class LeaderLog:
         """See the port."""
         return self._journal.kept
 
+    def rights_s(self) -> float:
+        """Return the longest right that heads may be given now: to the lease's end, less the margin; 0 when lost."""
+        return 0.0 if self.lost_because is not None else max(0.0, self._lease.left_s() - LEADER_MARGIN_S)
+
     def check(self) -> None:
         """Raise CoordinatorLost unless this replica may read and decide now; called in the step that does so."""
         if self.lost_because is not None:

@@ -8,6 +8,8 @@ Rules kept here:
 - The leader's key is put on a lease only if it is absent; its revision is the term.  The new leader then reads the log
   to its end, and only then reads and decides.
 - A key that this very replica's last process left is removed at once: whoever has the store's lock is the only one.
+- Rights of heads end before the leader's lease does: it is revoked only when they are over.  Whoever revokes the lease
+  of its own last process answers nothing until then (`engine.store.names_opening`).
 - A replica that was deposed holds decisions that never were: its store is closed as by a crash, and opened anew.
 """
 
@@ -101,9 +103,24 @@ async def leading(
                     end = partial(log.lose, CoordinatorLost("another replica of the names was asked to lead"))
                     nursery.start_soon(call_when_wanted_elsewhere, place.coordinator, keys, place.replica, end)
                     _log.info("this replica leads the names now", term=term, sequence=metadata.durable_sequence)
-                    yield
+                    async with _giving_rights(metadata, log):
+                        yield
                     nursery.cancel_scope.cancel()
                 return
+
+
+@asynccontextmanager
+async def _giving_rights(metadata: Metadata, log: LeaderLog) -> AsyncIterator[None]:
+    """Let heads have rights during the block; at its end none is left: the lease may be revoked then."""
+    if metadata.turns is None:
+        yield
+        return
+    metadata.turns.left_s = log.rights_s
+    try:
+        yield
+    finally:
+        with trio.CancelScope(shield=True):
+            await metadata.turns.end()
 
 
 async def _taken(place: ReplicaPlace, keys: LogKeys, lease: HeldLease) -> Revision | None:

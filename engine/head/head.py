@@ -7,9 +7,10 @@
     DRAM tier        chunks that are read again, shared with clients on this machine (`engine.head.head_tier`)
     RDMA             the same tier, loads and puts, for clients on other machines (`engine.fabric`)
     key homes        keyed indexes of the members on this machine, for clients there (`engine.head.local_keys`)
+    stamps           those of the names that lead, repeated here for clients on this machine (`engine.head.head_stamps`)
 
-Clients use it as they use one engine.  Other memory that one engine shares with clients (segments of its own, pins,
-stamps, a keyed index) does not exist here: these requests are refused, and Hello names no such feature.
+Clients use it as they use one engine.  Other memory that one engine shares with clients (segments of its own, pins, a
+keyed index) does not exist here: these requests are refused, and Hello names no such feature.
 
 Rules kept here:
 - Names and the head see the same clients: each has a connection of its own to the names, and both end together.
@@ -22,7 +23,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any, Final
 
 import msgspec
@@ -44,6 +45,8 @@ from engine.head.head_manifests import HeadManifests
 from engine.head.head_pins import HeadPins
 from engine.head.head_reads import ChunkReads, HeadOpens
 from engine.head.head_spaces import HeadSpaces
+from engine.head.head_stamp_requests import HeadStampRequests
+from engine.head.head_stamps import HeadStamps, open_head_stamps
 from engine.head.head_tier import HeadMemory, HeadTier
 from engine.head.home_reads import HomeReads
 from engine.head.key_homes import KeyHomes
@@ -72,10 +75,9 @@ from lakefs.wire.engine_port import Body, Reply, ServedClient, never, nothing
 _OFFERED: Final = m.FEATURE_EACH | m.FEATURE_SOURCES | m.FEATURE_LENT_MEMORY | m.FEATURE_KEY_HOMES
 """Features of a head by itself, beside those of its DRAM tier."""
 NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
-    # memory of an engine: pins, stamps, the keyed index
+    # memory of an engine: pins, the keyed index
     m.PinChunks,
     m.UnpinChunks,
-    m.OpenStamps,
     m.OpenKeyedIndex,
     # of members and names
     m.SetEpoch,
@@ -100,11 +102,14 @@ NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
     m.CoordinatorRevoke,
     m.OpenCheckpoint,
     m.ReadCheckpoint,
+    m.OpenTurns,
+    m.FollowTurns,
+    m.CloseTurns,
+    m.JoinTurns,
 )
 """Requests that a head refuses."""
 PASSED_ON: Final[tuple[type[m.Request], ...]] = (
     m.Sync,
-    m.StatNames,
     m.ListNames,
     m.ListVersions,
     m.DeleteNames,
@@ -155,7 +160,9 @@ class HeadParts:
         memory: HeadMemory = NO_MEMORY,
         machine: str = "",
         fabric: EngineFabric | None = None,
+        stamps: HeadStamps | None = None,
     ) -> None:
+        self.stamps = stamps
         self.stripes = KeyedChunks(stripes, members, offload)
         self.members = members
         self.homes = KeyHomes(members, clock, machine)
@@ -198,6 +205,8 @@ class Head(Groups):
         client = super().connected(peer, descriptors=descriptors, trusted=trusted, uid=uid, has_left=has_left, end=end)
         assert isinstance(client, HeadClient)
         client.link = NamesLink(self._nursery, self._connect, end)
+        if self.parts.stamps is not None:
+            client.link.learn = self.parts.stamps.learn
         return client
 
     def watch(self, client: ServedClient, request: m.Watch) -> HeadWatch:
@@ -226,9 +235,14 @@ async def open_head(
     tier, which the caller closes behind it.  `machine`: the id of this one, "" if it is not known.  `fabric`: the RDMA
     device, in which the tier is registered; the caller closes it last.
     """
-    parts = HeadParts(stripes, members, offload, clock, buffers, about_machine, memory, machine, fabric)
-    with plain_errors(), closing(parts.homes.local), closing(parts.load_memory):
+    with plain_errors(), ExitStack() as stack:
+        stamps = stack.enter_context(open_head_stamps())
+        parts = HeadParts(stripes, members, offload, clock, buffers, about_machine, memory, machine, fabric, stamps)
+        stack.callback(parts.homes.local.close)
+        stack.callback(parts.load_memory.close)
         async with trio.open_nursery() as nursery:
+            if stamps is not None:
+                nursery.start_soon(stamps.run, connect)
             nursery.start_soon(SessionRenewal(parts.references, parts.chunks).run)
             if memory.tier is not None:
                 nursery.start_soon(parts.tier.dram.run)
@@ -282,6 +296,8 @@ class HeadAbout:
         names = (await client.names.connection()).hello
         features = (names.features & (m.FEATURE_PLACES | m.FEATURE_WATCH_ALL)) | _OFFERED | self._parts.tier.features
         features |= m.FEATURE_FABRIC if self._parts.fabric.is_on else 0
+        if self._parts.stamps is not None and names.features & m.FEATURE_TURNS:
+            features |= m.FEATURE_STAMPS
         return Reply(msgspec.structs.replace(names, features=features, descriptors=client.descriptors))
 
     @handles(m.Ping)
@@ -339,7 +355,7 @@ def _groups(parts: HeadParts) -> list[Group]:
     blobs = HeldBlobs(parts.chunks, parts.manifests, parts.chunks.prepare)
     binds = HeadBinds(parts.references, parts.chunks, blobs)
     objects = ObjectBinds(binds, slots, parts.payload_memory, parts.offload)
-    opens = HeadOpens(parts.tier, parts.manifests, lengths, parts.answers)
+    opens = HeadOpens(parts.tier, parts.manifests, lengths, parts.answers, parts.stamps)
     reads = ChunkReads(parts.tier, lengths, parts.answers)
     loads = HeadLoads(parts)
     about = HeadAbout(parts)
@@ -351,6 +367,7 @@ def _groups(parts: HeadParts) -> list[Group]:
             ends=[puts.disconnected],
         ),
         Group([opens, reads, loads, TierRequests(parts.tier), lent], ends=[lent.disconnected]),
+        Group([HeadStampRequests(parts.stamps)]),
         Group([about], ends=[about.disconnected], others=dict.fromkeys(PASSED_ON, _pass_on)),
     ]
 

@@ -24,6 +24,8 @@ import trio
 from engine.chunks.manifests import CachedManifests, checked_chunks
 from engine.head.head_chunks import KnownLengths
 from engine.head.head_clients import HeadClient
+from engine.head.head_stamp_requests import may_have_stamps
+from engine.head.head_stamps import HeadStamps
 from engine.head.head_tier import HeadTier
 from engine.members.ports import Got, Wanted
 from engine.requests.answer_memory import AnswerMemory
@@ -61,7 +63,15 @@ def streamed_grant(length: int) -> m.Grant:
 class HeadOpens:
     """Handler of OpenObjects."""
 
-    def __init__(self, tier: HeadTier, manifests: CachedManifests, lengths: KnownLengths, memory: AnswerMemory) -> None:
+    def __init__(
+        self,
+        tier: HeadTier,
+        manifests: CachedManifests,
+        lengths: KnownLengths,
+        memory: AnswerMemory,
+        stamps: HeadStamps | None = None,
+    ) -> None:
+        self._stamps = stamps
         self._tier = tier
         self._manifests = manifests
         self._lengths = lengths
@@ -70,7 +80,8 @@ class HeadOpens:
     @handles(m.OpenObjects)
     async def open_objects(self, client: HeadClient, request: m.OpenObjects) -> Reply:
         check_count(request)
-        asked = msgspec.structs.replace(request, media=0, stamps=False)
+        stamps = request.stamps and await may_have_stamps(self._stamps, client)
+        asked = msgspec.structs.replace(request, media=0, stamps=stamps)
         answer = await client.names.ask(asked, m.OpenResults)
         leases = {result.opened.lease for result in answer.results if result.opened is not None} - {0}
         try:
@@ -90,25 +101,25 @@ class HeadOpens:
         for result in results:
             opened = result.opened
             if opened is not None and not opened.chunks and opened.stat.size_bytes:
-                result = await self._with_layout(opened, min(layout_max, room))
+                result = await self._with_layout(result, opened, min(layout_max, room))
                 room -= len(result.opened.chunks) if result.opened is not None else 0
             done.append(result)
         return done
 
-    async def _with_layout(self, opened: m.OpenedObject, layout_max: int) -> m.OpenResult:
+    async def _with_layout(self, result: m.OpenResult, opened: m.OpenedObject, layout_max: int) -> m.OpenResult:
         top = ChunkId(opened.stat.blob)
         if kind_of(top) is not ChunkKind.MANIFEST or opened.stat.chunk_count > layout_max:
-            return m.OpenResult(opened)
+            return result
         try:
             layout = await self._manifests.layout(top, layout_max)
         except (CorruptionError, ChunkNotFound) as error:
             return m.OpenResult(None, failure_of(damaged(opened.stat, error)))
         except OperationalError:
-            return m.OpenResult(opened)
+            return result
         if layout is None:
-            return m.OpenResult(opened)
+            return result
         self._lengths.note(zip(*layout, strict=True))
-        return m.OpenResult(msgspec.structs.replace(opened, chunks=list(layout[0]), lengths=layout[1]))
+        return _opened(result, msgspec.structs.replace(opened, chunks=list(layout[0]), lengths=layout[1]))
 
     async def _with_payloads(
         self, client: HeadClient, results: list[m.OpenResult], budget: int
@@ -134,7 +145,9 @@ class HeadOpens:
                 if isinstance(got, CorruptionError):
                     results[index] = m.OpenResult(None, failure_of(damaged(opened.stat, got)))
                 elif isinstance(got, Got) and len(got.payload) == opened.lengths[0]:
-                    results[index] = m.OpenResult(msgspec.structs.replace(opened, grants=[_inline(got, offset)]))
+                    results[index] = _opened(
+                        results[index], msgspec.structs.replace(opened, grants=[_inline(got, offset)])
+                    )
                     parts.append(got.payload)
                     offset += len(got.payload)
             return results, Body(parts, releases.pop_all().close)
@@ -271,7 +284,12 @@ def _granted(result: m.OpenResult, request: m.OpenObjects) -> m.OpenResult:
     grants = [
         streamed_grant(length) if first <= index < behind else NO_GRANT for index, length in enumerate(opened.lengths)
     ]
-    return m.OpenResult(msgspec.structs.replace(opened, grants=grants))
+    return _opened(result, msgspec.structs.replace(opened, grants=grants))
+
+
+def _opened(result: m.OpenResult, opened: m.OpenedObject) -> m.OpenResult:
+    """Return the result with more of what was opened; its stamps stay."""
+    return m.OpenResult(opened, None, result.stamps)
 
 
 def _inline(got: Got, offset: int) -> m.Grant:

@@ -79,6 +79,10 @@ class NamesLink:
         """The reason why there is no connection, and none is made."""
         self._settled: trio.Event | None = None
         """Set when the connection was made, or failed to be made; None before it is first needed."""
+        self.joined_turns = b""
+        """The turns whose stamps its answers have (`engine.head.head_stamps`)."""
+        self.learn: Callable[[m.Message], None] = _nothing
+        """Called with each answer before it is returned, once turns are joined."""
         self._leaving = trio.Event()
         self._ended = trio.Event()
 
@@ -104,6 +108,8 @@ class NamesLink:
             await trio.lowlevel.checkpoint()  # a connection that has just been ended gets no answer
             raise _unreachable(error) from error
         reply.body.release()
+        if self.joined_turns:
+            self.learn(reply.message)
         return reply.message
 
     async def ask(self, request: m.Request, answer: type[M]) -> M:
@@ -146,6 +152,10 @@ class NamesLink:
 async def _cancel_after(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
     await wait()
     scope.cancel()
+
+
+def _nothing(_: m.Message) -> None:
+    return
 
 
 def _unreachable(error: LakeError) -> EngineUnreachable:

@@ -174,6 +174,7 @@ class NamesReplica:
                     async with host.serving(term.service) as drain:
                         self._here = embedded_names(term.service, ended.wait)
                         await self._stopping.wait()
+                        await names.store.end_rights()
                         await drain()
                     nursery.cancel_scope.cancel()
             finally:

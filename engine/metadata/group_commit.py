@@ -13,6 +13,7 @@ Rules kept here:
 - A decision runs exactly once.  It joins one group as a whole; when it raises, it joins none.
 - A group is appended as soon as a task waits for it; else `VISIBLE_LINGER_S` after its first decision.
 - The stamps of changed records turn in that same step: who learns of a change finds them turned.
+- Where heads of a lake repeat the stamps, a group is durable only when these have turned them, too (`Turns`).
 - Sequences have no gaps, and group n+1 is appended only when group n is durable.
 - Payload placed in small segments is written and synced before the next group is appended, by the same call: a record
   is on the medium only when its payload is.
@@ -32,7 +33,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import structlog
 import trio
@@ -41,7 +42,8 @@ from engine.format.columns import Insertions
 from engine.format.layouts import RECORD_HEADER, Mutation, Table
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.journal.reader import decode_records
-from engine.metadata.group_log import ClosedGroup, GroupLog, PayloadBatch
+from engine.metadata.group_log import ClosedGroup, GroupLog, PayloadSource
+from engine.metadata.turns import NO_TURNS, Turns
 from engine.tables.merged_tables import Tables, TableTransaction
 from engine.tables.overlay import Layer
 from engine.tables.views import Transaction
@@ -62,21 +64,6 @@ _GROUPS_WAITING_MAX: Final = 1
 """Closed groups behind the one being appended; with the open one at most 3 x 8 MiB of bodies in memory."""
 
 
-class PayloadSource(Protocol):
-    """The owner of payload that is placed and not yet written."""
-
-    urge: Callable[[], None]
-    """Called by the source to have placed payload written soon; does not wait."""
-
-    def take(self) -> PayloadBatch | None:
-        """Take all payload placed until now; None when there is none."""
-        ...
-
-    def stop(self, error: LakeError) -> None:
-        """Called when no group will be appended any more."""
-        ...
-
-
 @dataclass
 class _Group:
     """Mutations of many decisions under one sequence, packed."""
@@ -89,6 +76,8 @@ class _Group:
     watched: list[Mutation] = field(default_factory=list)
     since: float = 0.0
     """Time of its first mutation, on trio's clock."""
+    turn: int = 0
+    """The last turn of stamps that heads are sent for its mutations (`engine.metadata.head_turns`)."""
     waiters: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
     def closed(self) -> ClosedGroup:
@@ -125,6 +114,8 @@ class Committer:
         """Called on the loop when a group has become durable."""
         self.turn_stamps: Callable[[list[Mutation | Insertions]], None] = lambda mutations: None
         """Called with the mutations of a decision in the step in which they become visible, just before that."""
+        self.turns: Turns = NO_TURNS
+        """The heads that repeat the stamps."""
         self._noted_at = -math.inf
         self._joined_observers: list[tuple[Observer, frozenset[type] | None]] = []
         self._durable_observers: list[Observer] = []
@@ -164,6 +155,8 @@ class Committer:
         except UserError:
             if durable:
                 await self.wait_durable(self._refused_at)
+            else:
+                await self.turns.wait_settled(self.turns.last)
             raise
         if durable:
             self._hurry.set()
@@ -344,6 +337,7 @@ class Committer:
                     group.watched.append(mutation)
         group.body_bytes += body_bytes
         group.record_count += transaction.record_count
+        group.turn = self.turns.last
         self._tables.overlay.current.publish(group.sequence, mutations)
         transaction.settle_counters(group.sequence)
         if transaction.notes:
@@ -385,6 +379,8 @@ class Committer:
         closed = None if group is None else group.closed()
         try:
             await self.log.append(closed, batch)
+            if group is not None and group.turn:
+                await self.turns.wait_settled(group.turn)
         except StoreFull as error:
             self.fail(StoreFull(f"its disk is full and the reserve is used up; make room on the disk first ({error})"))
             return
@@ -394,7 +390,7 @@ class Committer:
         finally:
             if batch is not None:
                 batch.ended()
-        if group is None:
+        if group is None or self.failed is not None:  # it may have failed while heads were waited for
             return
         self._appending = None
         self.durable_sequence = group.sequence

@@ -14,12 +14,14 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import trio
 
 from engine.journal.writer import Journal
+from lakefs.errors import LakeError
 from lakefs.ids import Sequence
 from lakefs.ports import Offload
 
@@ -47,6 +49,21 @@ class PayloadBatch(Protocol):
 
     def ended(self) -> None:
         """Called on the loop once `write` has returned or raised."""
+        ...
+
+
+class PayloadSource(Protocol):
+    """The owner of payload that is placed and not yet written."""
+
+    urge: Callable[[], None]
+    """Called by the source to have placed payload written soon; does not wait."""
+
+    def take(self) -> PayloadBatch | None:
+        """Take all payload placed until now; None when there is none."""
+        ...
+
+    def stop(self, error: LakeError) -> None:
+        """Called when no group will be appended any more."""
         ...
 
 

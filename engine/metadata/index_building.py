@@ -1,7 +1,7 @@
 """Rebuilds the index from checkpoint and journal: loads, replays, and puts the result in the old index's place.
 
 Every record is checked on the way.  The new index grows in a folder of its own, so the old one exists until the new one
-is whole.  A crash leaves that folder; the next opening removes it.  All functions block.
+is whole.  A crash leaves that folder; the next opening removes it.  All functions but `compact` block.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Final
 from engine.format.layouts import StoreIdentity, Table
 from engine.host import crash_marker as crash_marker
 from engine.host.failpoints import reached
-from engine.journal.reader import Group, JournalFile, decode_records, read_groups
+from engine.journal.reader import Group, JournalFile, decode_records, list_journal, read_groups
 from engine.metadata.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from engine.tables.index_check import IndexProgress
 from engine.tables.index_folder import remove_index, replace_index
 from engine.tables.lmdb_index import Index
 from engine.tables.overlay import Layer
+from lakefs.errors import StoreFull
 from lakefs.ids import Sequence
 from lakefs.limits import OVERLAY_BYTES_MAX, OVERLAY_ENTRIES_MAX
-from lakefs.ports import Disk
+from lakefs.ports import Disk, Offload
 
 _LOAD_RECORDS: Final = 65_536
 """Records loaded into an index in one transaction: about 20 MiB."""
@@ -55,6 +56,25 @@ def build_index(
         remove_index(path)
         raise
     return index
+
+
+def build_while_open(disk: Disk, identity: StoreIdentity, path: Path, progress: IndexProgress, upto: Sequence) -> Index:
+    """Build an index at `path` as `build_index` does, of a store that serves."""
+    disk.check_lock()  # LMDB opens its files by path
+    files = list_journal(disk, identity.store_id)
+    with progress.of("being rebuilt"):
+        return build_index(disk, identity, path, upto, files, progress)
+
+
+async def compact(disk: Disk, offload: Offload, index: Index) -> None:
+    """Copy an index that nobody writes to without its free pages; it stays as it is if there is no room for that."""
+    copied = new_path(index.path)
+    try:
+        await offload.run(disk.check_lock)
+        await offload.run(index.copy_to, copied)
+        await offload.run(remove_index, replace_index(copied, index.path))
+    except StoreFull:
+        await offload.run(remove_index, copied)
 
 
 def apply_groups(index: Index, groups: Iterable[Group], upto: Sequence, progress: IndexProgress) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -28,20 +29,21 @@ import trio
 
 from engine.format.layouts import StoreIdentity, Table
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
-from engine.journal.reader import list_journal
 from engine.journal.writer import Journal
 from engine.metadata.applier import Applier
 from engine.metadata.checkpoint import Checkpoint, forget_upto, remove_superseded, write_checkpoint
 from engine.metadata.group_commit import Committer
 from engine.metadata.group_log import GroupLog, JournalLog
-from engine.metadata.index_building import build_index, new_path
+from engine.metadata.head_turns import HeadTurns
+from engine.metadata.index_building import build_while_open, compact, new_path
+from engine.metadata.owed_room import JournalRoom, owed_bytes
 from engine.metadata.recovery import INDEX_FOLDER, Recovered, verify_journal
 from engine.metadata.stamps import Stamps
 from engine.tables.index_check import IndexProgress, walk
 from engine.tables.index_folder import remove_index, replace_index
 from engine.tables.lmdb_index import Index, IndexPages
 from engine.tables.merged_tables import Tables, TableView
-from engine.tables.recorded_view import RecordedView
+from engine.tables.recorded_view import RecordedView, StampsOf
 from engine.tables.views import Transaction, View
 from lakefs.errors import CoordinatorLost, DiskFailed, IndexDamaged, LakeError, StoreFull
 from lakefs.ids import Birth, Sequence
@@ -90,6 +92,8 @@ class Metadata:
         self.outlive_index: Final = self._applier.outlive_index
         self.stamps: Stamps | None = None
         """The stamps of the records of names; None if this engine has none."""
+        self.turns: HeadTurns | None = None
+        """The same for heads that repeat them, at the names of a lake."""
         self.write_first: Final = self._committer.write_first
         self.noted_at: Final = self._committer.noted_at
         self.on_joined: Final = self._committer.on_joined
@@ -115,17 +119,25 @@ class Metadata:
     # --- reading and deciding ----------------------------------------------------------------------------
 
     def view(self) -> AbstractContextManager[View]:
-        """Return a view of all tables at this instant; use it before the next `await`.
-
-        CoordinatorLost where this replica may not answer any more.
-        """
+        """Return a view of all tables at this instant; use it before the next `await`.  CoordinatorLost."""
         if self.check_leader is not None:
             self.check_leader()
         return TableView(self._tables)
 
-    def recorded_view(self) -> AbstractContextManager[View]:
-        """Return a view for answers with stamps: a `RecordedView`, or a plain one if this engine has no stamps."""
-        return self.view() if self.stamps is None else RecordedView(self._tables, self.stamps.of)
+    def recorded_view(self, of_head: StampsOf | None = None, *, durable: bool = True) -> AbstractContextManager[View]:
+        """Return a view for answers with stamps: a `RecordedView`, or a plain one if there are none (`stamps_of`)."""
+        stamps_of = self.stamps_of(of_head, durable=durable)
+        if self.check_leader is not None:
+            self.check_leader()
+        return TableView(self._tables) if stamps_of is None else RecordedView(self._tables, stamps_of)
+
+    def stamps_of(self, of_head: StampsOf | None, *, durable: bool) -> StampsOf | None:
+        """Return what gives an answer of this step its stamps; None: it has none.  `of_head`: of its client's head.
+
+        What is only visible has none there: another leader may not have it.
+        """
+        is_lasting = durable or self._committer.last_sequence == self.durable_sequence
+        return self.stamps.of if self.stamps is not None else of_head if is_lasting else None
 
     async def commit(
         self, decide: Callable[[Transaction], T], *, durable: bool = True, grows: bool = False
@@ -146,25 +158,21 @@ class Metadata:
     async def wait_durable(self, sequence: Sequence) -> None:
         """Return when group `sequence` is durable; at once, without a checkpoint, when it is.  StoreReadOnly."""
         await self._committer.wait_durable(sequence)
+        if self.turns is not None:
+            await self.turns.wait_all_turned()
+
+    async def wait_visible(self) -> None:
+        """Return when an answer that is not to be durable may leave: no head repeats what was before."""
+        await self._committer.turns.wait_settled(self._committer.turns.last)
 
     async def sync(self) -> None:
         """Return when everything decided until now is durable.  StoreReadOnly when it will not be."""
         await self._committer.wait_durable(self._committer.last_sequence)
 
     def owed_bytes(self) -> int:
-        """Return an upper bound of the disk room that the present records still need.  From any thread.
-
-        The journal grows until the next checkpoint is due.  The index writes each changed page to a new place: all its
-        pages, or one for each entry of a round; twice, because pages freed by a round are free for the next but one.  A
-        checkpoint is written whole beside the last one, and is no longer than its sources.
-        """
-        pages, overlay, checkpoint = self._pages, self._tables.overlay, self._checkpoint
-        changed = min(max(overlay.entry_count, self._sizes.overlay_entries_apply), pages.used)
-        index_bytes = max(0, 2 * changed - pages.free) * pages.page_bytes + overlay.nbytes
-        checkpoint_bytes = pages.used * pages.page_bytes
-        if checkpoint is not None:
-            checkpoint_bytes = min(checkpoint_bytes, checkpoint.file_bytes + self._journal_bytes())
-        return max(0, self._checkpoint_due_bytes() - self._journal_bytes()) + index_bytes + checkpoint_bytes
+        """Return an upper bound of the disk room that the present records still need.  From any thread."""
+        journal = JournalRoom(self._journal_bytes(), self._checkpoint_due_bytes())
+        return owed_bytes(self._pages, self._tables.overlay, self._checkpoint, self._sizes, journal)
 
     def _refuse_without_room(self) -> None:
         """Raise StoreFull when the room left on the disk is needed for journal, index and checkpoint of removals."""
@@ -225,6 +233,12 @@ class Metadata:
         self.stamps = stamps
         if stamps is not None:
             self._committer.turn_stamps = stamps.turn
+
+    def use_turns(self, turns: HeadTurns | None) -> None:
+        """Let heads repeat stamps from now on; called before anything is served."""
+        self.turns = turns
+        if turns is not None:
+            self._committer.turns, self._committer.turn_stamps = turns, turns.turn
 
     # --- following and leading ---------------------------------------------------------------------------
 
@@ -313,8 +327,7 @@ class Metadata:
     async def checkpoint(self) -> Sequence:
         """Write a checkpoint of the index, and remove the files it supersedes; returns its sequence.
 
-        Does nothing when a checkpoint of that sequence exists.  Errors: IndexDamaged (use `rebuild_online`), StoreFull,
-        DiskFailed; the store continues without the checkpoint.
+        Does nothing when that exists.  IndexDamaged (use `rebuild_online`), StoreFull, DiskFailed: the store goes on.
         """
         async with self._long_reader:
             written = self._journal.bytes_written
@@ -383,14 +396,13 @@ class Metadata:
         return self._journal_bytes_before + self._journal.bytes_written
 
     def _is_checkpoint_due_at_stop(self) -> bool:
-        if self._tables.overlay.entry_count or self.applied_sequence == 0:
+        last, applied = self._checkpoint, self.applied_sequence
+        if self._tables.overlay.entry_count or not applied:
             return False
-        if self._checkpoint is None:
-            return True
-        if self._checkpoint.sequence == self.applied_sequence:
-            return False
-        small = self._journal_bytes() * 4 < self._checkpoint.file_bytes
-        return not small or self._journal_files_before >= _JOURNAL_FILES_MAX
+        if last is None or last.sequence == applied:
+            return last is None
+        is_short = self._journal_bytes() * 4 < last.file_bytes
+        return not is_short or self._journal_files_before >= _JOURNAL_FILES_MAX
 
     # --- the index as a whole ----------------------------------------------------------------------------
 
@@ -418,33 +430,21 @@ class Metadata:
         async with self._long_reader, self._applier.paused:
             path = Path(self._disk.local_path(INDEX_FOLDER))
             with trio.CancelScope(shield=True):
-                index = await self._offload.run(self._build_blocking, new_path(path), self.applied_sequence)
+                build = partial(build_while_open, self._disk, self._identity, new_path(path), self.index_progress)
+                index = await self._offload.run(build, self.applied_sequence)
                 index.committed = self._tables.index.committed
                 # One step: files and readers switch together.
                 old_path = replace_index(new_path(path), path)
                 index.path = path
                 if self.stamps is not None:
                     self.stamps.turn_all()  # the damaged index may have hidden records
+                if self.turns is not None:
+                    self.turns.turn_all()
                 self._tables.replace_index(index).close()
                 await self._offload.run(remove_index, old_path)
 
-    def _build_blocking(self, path: Path, upto: Sequence) -> Index:
-        self._disk.check_lock()  # LMDB opens its files by path
-        files = list_journal(self._disk, self._identity.store_id)
-        with self.index_progress.of("being rebuilt"):
-            return build_index(self._disk, self._identity, path, upto, files, self.index_progress)
-
     async def _compact(self) -> None:
         """Return free pages of the index to the file system, when they are most of it."""
-        index = self._tables.index
-        if not index.is_mostly_free():
-            return
-        async with self._long_reader, self._applier.paused:
-            copied = new_path(index.path)
-            try:
-                await self._offload.run(self._disk.check_lock)
-                await self._offload.run(index.copy_to, copied)
-                old_path = replace_index(copied, index.path)
-                await self._offload.run(remove_index, old_path)
-            except StoreFull:
-                await self._offload.run(remove_index, copied)
+        if self._tables.index.is_mostly_free():
+            async with self._long_reader, self._applier.paused:
+                await compact(self._disk, self._offload, self._tables.index)

@@ -48,20 +48,27 @@ class Decisions:
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
 
-    async def look(self, look: Callable[[View], T], durable: bool = True, *, stamps: bool = False) -> T:
+    async def look(self, look: Callable[[View], T], durable: bool = True, *, stamps_for: Client | None = None) -> T:
         """Return what `look` finds on a view of now: once that state is durable, or at once without `durable`.
 
-        `stamps`: the view is a `RecordedView`, if this engine has stamps.
+        `stamps_for`: the view is a `RecordedView`, if there are stamps for this client.
         """
+        metadata = self._metadata
         refusal: UserError | None = None
-        with self._metadata.recorded_view() if stamps else self._metadata.view() as view:
+        with (
+            metadata.view()
+            if stamps_for is None
+            else metadata.recorded_view(stamps_for.stamps_of, durable=durable) as view
+        ):
             try:
                 found = look(view)
             except UserError as error:
                 refusal = error
             sequence = view.sequence
         if durable:
-            await self._metadata.wait_durable(sequence)
+            await metadata.wait_durable(sequence)
+        else:
+            await metadata.wait_visible()
         if refusal is not None:
             raise refusal
         return found
@@ -79,8 +86,7 @@ class Decisions:
             return decide(txn)
 
         result, sequence = await self._metadata.commit(decide_for_client, durable=durable, grows=grows)
-        if durable:
-            await self._metadata.wait_durable(sequence)
+        await (self._metadata.wait_durable(sequence) if durable else self._metadata.wait_visible())
         return result
 
     async def change_names(
@@ -112,9 +118,8 @@ class Decisions:
         results, sequence = await self._metadata.commit(decide_for_client, durable=request.durable, grows=grows)
         results = [*results, *[m.NameResult()] * (len(names) - len(results))]
         if told is not None:  # no checkpoint since the decision
-            results = told.told(self._metadata, results)
-        if request.durable:
-            await self._metadata.wait_durable(sequence)
+            results = told.told(self._metadata.stamps_of(client.stamps_of, durable=request.durable), results)
+        await (self._metadata.wait_durable(sequence) if request.durable else self._metadata.wait_visible())
         return results
 
 

@@ -15,12 +15,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from engine.format.layouts import Table, changed_at, node_key
-from engine.metadata.metadata_store import Metadata
 from engine.namespace.buckets import find_bucket
 from engine.namespace.conditions import folder_node, node_of
 from engine.namespace.keys import lookup_path
 from engine.namespace.tree import find_place
-from engine.tables.recorded_view import STAMPED, Record
+from engine.tables.recorded_view import STAMPED, Record, StampsOf
 from engine.tables.views import View
 from lakefs.errors import UserError
 from lakefs.ids import NodeId, Sequence as Group
@@ -53,11 +52,10 @@ class FolderChanges:
             if node and self._given.get(folder, 0) not in (0, node):  # one name gave it, and another was changed
                 self._before[folder] = 0
 
-    def told(self, metadata: Metadata, results: Sequence[NameResult]) -> list[NameResult]:
-        """Return the results, each with what became of its name's folder."""
-        stamps = metadata.stamps
+    def told(self, stamps_of: StampsOf | None, results: Sequence[NameResult]) -> list[NameResult]:
+        """Return the results, each with what became of its name's folder, and its stamps if there are any."""
         told = {
-            folder: FolderChange(node, self._before[folder], after_ns, b"" if stamps is None else stamps.of(records))
+            folder: FolderChange(node, self._before[folder], after_ns, b"" if stamps_of is None else stamps_of(records))
             for folder, (node, after_ns, records) in self._after.items()
         }
         return [

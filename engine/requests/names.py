@@ -63,7 +63,7 @@ class NameRequests:
     # --- looking -----------------------------------------------------------------------------------
 
     @handles(m.StatNames)
-    async def stat_names(self, request: m.StatNames) -> Reply:
+    async def stat_names(self, client: Client, request: m.StatNames) -> Reply:
         _check_count(request.names, BATCH_MAX)
 
         wanted = list(zip(request.names, versions_of(request), strict=True))
@@ -76,7 +76,8 @@ class NameRequests:
                 for name, version in wanted
             ]
 
-        return Reply(m.NameResults(await self._decisions.look(look, request.durable, stamps=request.stamps)))
+        stamps_for = client if request.stamps else None
+        return Reply(m.NameResults(await self._decisions.look(look, request.durable, stamps_for=stamps_for)))
 
     @handles(m.ListNames)
     async def list_names(self, request: m.ListNames) -> Reply:

@@ -144,7 +144,8 @@ class OpenRequests:
     async def open_objects(self, client: Client, request: m.OpenObjects) -> Reply:
         check_count(request)
         stamps: list[bytes] = []
-        with self._metadata.recorded_view() if request.stamps else self._metadata.view() as view:
+        metadata, durable = self._metadata, request.durable
+        with metadata.recorded_view(client.stamps_of, durable=durable) if request.stamps else metadata.view() as view:
             opening = self._openings.open_all(view, client, request, stamps)
             sequence = view.sequence
         leases = [item.lease for item in opening if isinstance(item, Opening) and item.lease]
@@ -152,8 +153,7 @@ class OpenRequests:
             if isinstance(item, Opening):
                 item.grants = [NO_GRANT] * len(item.chunks)
         try:
-            if request.durable:
-                await self._metadata.wait_durable(sequence)
+            await (metadata.wait_durable(sequence) if durable else metadata.wait_visible())
         except BaseException:
             self._references.end_leases(client, leases)  # the client never receives their ids
             raise

@@ -100,7 +100,11 @@ class ObjectPuts:
             # In the step of the decision: stamps and times are its own.
             results = self._with_stamps(results) if stamps else results
             results = with_fresh(results, fresh)
-            return results if told is None else told.told(self._metadata, results)
+            return (
+                results
+                if told is None
+                else told.told(self._metadata.stamps_of(client.stamps_of, durable=durable), results)
+            )
 
         return Reply(m.NameResults(await self._bound.store(payloads, bind, durable=durable, bound=bound)))
 

@@ -33,6 +33,7 @@ from engine.requests.read_chunks import ChunkReads
 from engine.requests.sessions import LeaseRequests, SessionRequests
 from engine.requests.shards import ShardRequests
 from engine.requests.slots import SlotPayloads
+from engine.requests.turns import TurnRequests
 from engine.requests.upkeep import UpkeepRequests
 from engine.requests.uploads import UploadRequests
 from engine.store.keyed_store import KeyedStore
@@ -53,9 +54,11 @@ OF_THE_COORDINATOR: Final = (
 """Requests of a lake's processes to its coordinator, which is with the names."""
 OF_REPLICAS: Final = (m.OpenCheckpoint, m.ReadCheckpoint)
 """Requests of a replica of a lake's names to the one that leads."""
+OF_TURNS: Final = (m.OpenTurns, m.FollowTurns, m.CloseTurns, m.JoinTurns)
+"""Requests of heads that repeat the stamps of a lake's names."""
 _NOT_SERVED: Final = (
     *(m.Watch, m.ChangeMember, m.SetLake, m.OpenKeyHomes),
-    *(*BOUND_BY_HEADS, *OF_THE_COORDINATOR, *OF_REPLICAS),
+    *(*BOUND_BY_HEADS, *OF_THE_COORDINATOR, *OF_REPLICAS, *OF_TURNS),
 )
 _SERVED: Final = [request for request in m.REQUESTS.values() if request not in _NOT_SERVED]
 """`Dispatch.watch` serves Watch, which has more than one reply."""
@@ -78,6 +81,14 @@ def names(store: NamesStore, blobs: BlobHolder, part_bytes_min: int, gate: BindG
     uploads = UploadRequests(store, blobs, part_bytes_min)
     parts: list[object] = [NameRequests(store), CommitRequests(store, blobs), uploads, StampRequests(store)]
     return Group(parts if gate is None else [*parts, BindRequests(store, gate, uploads)])
+
+
+def turns(store: NamesStore) -> list[Group]:
+    """Turns of stamps for heads, where names have them."""
+    if store.metadata.turns is None:
+        return []
+    requests = TurnRequests(store.metadata.turns)
+    return [Group([requests], ends=[requests.disconnected])]
 
 
 def opens(store: NamesStore) -> Group:
@@ -184,6 +195,7 @@ class NamesService(Dispatch):
             names(store, blobs or EmptyBlobs(), part_bytes_min, gate),
             opens(store),
             spaces(store),
+            *turns(store),
         ]
         groups += [group for group in (upkeep, coordinator, checkpoints) if group is not None]
         super().__init__(store, groups, offers="names are kept here, without content; this process does not serve")

@@ -82,6 +82,8 @@ class Client:
     pins: ClientPins = field(default_factory=dict)
     gateway: NoteGateway | None = None
     """The last note of the S3 gateway that this client is."""
+    stamps_of: Callable[[list[Any]], bytes] | None = None
+    """Returns stamps of records for the head whose client this is, at the names of a lake; None: it has none."""
     next_number: int = field(default_factory=_first_number)
     has_left: Callable[[], bool] = never
     """Returns True once the client has ended the connection, before the engine has received that."""

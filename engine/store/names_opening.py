@@ -7,7 +7,8 @@
 Rules kept here:
 - The store of one engine, a member, and the names of another lake are refused by name; `open_store` refuses names.
 - A damaged index is rebuilt from checkpoint and journal while the names serve, as that of an engine.
-- It has no stamps: whoever reads names asks, and a head keeps nothing that outlives its question.
+- It shares no stamps; heads that follow its turns repeat them (`engine.metadata.head_turns`).  After a stop that was
+  not clean nothing is answered before all rights that heads had are over; a clean stop waits for their end itself.
 - What the reserve has given up on a full disk is taken back when there is room: no gc runs here that would do it.
 """
 
@@ -25,6 +26,7 @@ from engine.format.features import ReadOnlyFeature
 from engine.format.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.keyed.upkeep import KeyedUpkeep
 from engine.metadata.begin_anew import finish
+from engine.metadata.head_turns import RIGHTS_OVER_S, open_turns
 from engine.metadata.metadata_store import Metadata
 from engine.namespace.watch import Watchers
 from engine.sessions.references import References
@@ -67,13 +69,18 @@ async def open_names_store(
     async with locked_store(
         disk, clock, offload, create=create, cluster_id=cluster_id, has_names=True, while_locked=while_locked
     ) as opened:
+        locked_at = clock.monotonic()
+        had_rights = not opened.created and opened.superblock.clean_sequence is None
         superblock = await offload.run(finish, disk, clock, opened.superblock)
         opened = replace(opened, superblock=superblock)
         if begin_anew is not None:
             opened = await begin_anew(disk, opened)
         life = MetadataLife(disk, clock, offload, opened, sizes.metadata, index_committed, Reserve(disk))
         metadata = await life.recovered()
+        metadata.use_turns(open_turns(clock))
         async with life.running(metadata, leading=leading):
+            if had_rights:
+                await _sleep_until(clock, locked_at + RIGHTS_OVER_S)
             store = _store(life, metadata)
             await store.features.mend()
             if store.features.has(ReadOnlyFeature.KEYED):
@@ -88,6 +95,11 @@ async def open_names_store(
                 yield store
                 nursery.cancel_scope.cancel()
             await _stop(store, life)
+
+
+async def _sleep_until(clock: Clock, moment: float) -> None:
+    while clock.monotonic() < moment:  # noqa: ASYNC110 - clocks differ from trio's
+        await trio.sleep(moment - clock.monotonic())
 
 
 def _store(life: MetadataLife, metadata: Metadata) -> KeyedStore:
@@ -117,6 +129,7 @@ async def _keep_reserve(life: MetadataLife) -> None:
 async def _stop(store: KeyedStore, life: MetadataLife) -> None:
     """Stop the names cleanly; if a step fails, log it and leave the store as after a crash."""
     with logging_unclean_stop():
+        await store.end_rights()
         await life.offload.run(life.disk.check_lock)
         if store.metadata.failed is None:
             await store.metadata.sync()

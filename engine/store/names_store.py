@@ -18,7 +18,14 @@ from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, INFLIGHT_PER_CONNECTION
 from lakefs.ports import Clock
 from lakefs.version import VERSION
 from lakefs.wire.frames import PROTOCOL_VERSION
-from lakefs.wire.messages import FEATURE_EACH, FEATURE_PLACES, FEATURE_STAMPS, FEATURE_WATCH_ALL, HelloReply
+from lakefs.wire.messages import (
+    FEATURE_EACH,
+    FEATURE_PLACES,
+    FEATURE_STAMPS,
+    FEATURE_TURNS,
+    FEATURE_WATCH_ALL,
+    HelloReply,
+)
 
 
 @dataclass(kw_only=True)
@@ -49,6 +56,7 @@ class NamesStore:
     def offered(self) -> int:
         """Features that the reply to a Hello names: FEATURE_ bits of `lakefs.wire.messages`."""
         stamps = FEATURE_STAMPS if self.metadata.stamps is not None else 0
+        stamps |= FEATURE_TURNS if self.metadata.turns is not None else 0
         return stamps | FEATURE_PLACES | FEATURE_WATCH_ALL | FEATURE_EACH
 
     def hello(self, *, descriptors: bool) -> HelloReply:
@@ -69,6 +77,11 @@ class NamesStore:
             descriptors=descriptors,
             read_only=bool(self.read_only_because),
         )
+
+    async def end_rights(self) -> None:
+        """Let heads repeat no stamps any more; returns when none does, within about a second."""
+        if self.metadata.turns is not None:
+            await self.metadata.turns.end()
 
     async def status(self) -> dict[str, Any]:
         """Return the state for people and scripts; JSON-able."""

@@ -20,6 +20,8 @@ STAMPED: Final = (Table.NODES, Table.NAMES, Table.BUCKETS, Table.VERSIONS)
 """The tables whose records have stamps: all that names, attributes and settings of buckets are in."""
 Record = tuple[Table, bytes]
 """A table, and a key in it."""
+StampsOf = Callable[[list[Record]], bytes]
+"""Returns the set of stamps of records, as they are now."""
 _stamped: Final = frozenset(STAMPED)
 
 
@@ -28,7 +30,7 @@ class RecordedView(TableView):
 
     __slots__ = ("_is_whole", "_records", "_stamps_of")
 
-    def __init__(self, tables: Tables, stamps_of: Callable[[list[Record]], bytes]) -> None:
+    def __init__(self, tables: Tables, stamps_of: StampsOf) -> None:
         """`stamps_of` returns the set of stamps of records, as they are now."""
         super().__init__(tables)
         self._stamps_of = stamps_of

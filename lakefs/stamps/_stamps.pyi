@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from mmap import mmap
 from typing import Protocol
 
@@ -19,9 +19,10 @@ class StampMemory:
     """
 
     def __init__(self, memory: mmap | memoryview | bytearray, tables: Iterable[int] = ()) -> None: ...
-    def begin(self) -> None:
+    def begin(self, has_end: bool = False) -> None:
         """Lock the mutex in this thread, which should call `end`, and write the header: from now on stamps stand.
 
+        `has_end`: only while there is a right to use them (`right_end_ns`); there is none yet.
         OSError if the machine has no robust mutex; ValueError over read-only memory, and if called again.
         """
     def end(self) -> None:
@@ -33,8 +34,29 @@ class StampMemory:
         """Add 1 to the stamp of each changed record whose table has stamps; a mutation is (op, table, key, value)."""
     def turn_all(self) -> None:
         """Add 1 to every stamp."""
-    def of(self, records: Sequence[tuple[int, bytes]]) -> bytes:
-        """Return the set of stamps of records, (table, key); b"" for none, and for more than an answer may have."""
+    def of(self, records: Sequence[tuple[int, bytes]], base: int = 0, noted: bytearray | None = None) -> bytes:
+        """Return the set of stamps of records, (table, key); b"" for none, and for more than an answer may have.
+
+        `base` is added to each value.  `noted`: bits, one for each slot; those of the set's slots are set.
+        """
+    def turn_noted(
+        self, mutations: Sequence[tuple[int, int, bytes, bytes] | ManyMutations], noted: Sequence[bytearray]
+    ) -> dict[int, list[int]]:
+        """Do as `turn`, and clear the bits of the turned slots in each of `noted` (a list).
+
+        Returns the slots whose bits were set, by the index in `noted`.
+        """
+    def pack(self, slots: Collection[int], base: int = 0) -> bytes:
+        """Return the set of these slots as they are now, `base` added to each value.  ValueError for no such slot."""
+    def raise_to(self, stamps: bytes) -> None:
+        """Raise the counter of each slot to its value in the set, unless it is higher.  ValueError if it is no set."""
+    def raise_all(self, value: int) -> None:
+        """Raise all counters to a value, those that are lower."""
+    @property
+    def right_end_ns(self) -> int:
+        """End of the right to use the stamps, by CLOCK_BOOTTIME; 0: it has no end.  It is set above 0."""
+    @right_end_ns.setter
+    def right_end_ns(self, right_end_ns: int) -> None: ...
     @property
     def is_live(self) -> bool:
         """True while the engine that began the stamps lives and has not ended them."""

@@ -9,6 +9,7 @@ Rules kept here besides:
 - A counter has one writer, and is written with release order.
 """
 
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_New, PyCapsule_SetContext
@@ -21,10 +22,12 @@ from posix.unistd cimport getpid
 from lakefs.stamps.stamps cimport (
     LAKE_STAMPS_CAPSULE,
     LAKE_STAMPS_COUNTERS,
+    LAKE_STAMPS_NO_RIGHT,
     LAKE_STAMP_BYTES,
     lake_stamps,
     lake_stamps_live,
     lake_stamps_read,
+    lake_stamps_right_end,
     lake_stamps_stand,
 )
 
@@ -43,7 +46,8 @@ cdef extern from *:
     static uint64_t lake_stamps_stated(const uint8_t *memory)
     {
         const lake_stamps_header *head = (const lake_stamps_header *)memory;
-        if (__atomic_load_n(&head->magic, __ATOMIC_ACQUIRE) != LAKE_STAMPS_MAGIC || head->version != LAKE_STAMPS_VERSION)
+        if (__atomic_load_n(&head->magic, __ATOMIC_ACQUIRE) != LAKE_STAMPS_MAGIC
+            || (head->version != LAKE_STAMPS_VERSION && head->version != LAKE_STAMPS_VERSION_WITH_END))
             return 0;
         return head->count;
     }
@@ -56,7 +60,7 @@ cdef extern from *:
     }
 
     /* Locks the mutex of zeroed memory, and writes its header; returns 0 or an error number. */
-    static int lake_stamps_begin(uint8_t *memory, uint64_t count)
+    static int lake_stamps_begin(uint8_t *memory, uint64_t count, int has_end)
     {
         lake_stamps_header *head = (lake_stamps_header *)memory;
         pthread_mutex_t *mutex = (pthread_mutex_t *)(memory + LAKE_STAMPS_MUTEX);
@@ -79,7 +83,8 @@ cdef extern from *:
             pthread_mutex_unlock(mutex);
             return ENOTSUP;
         }
-        head->version = LAKE_STAMPS_VERSION;
+        head->version = has_end ? LAKE_STAMPS_VERSION_WITH_END : LAKE_STAMPS_VERSION;
+        head->right_end = has_end ? LAKE_STAMPS_NO_RIGHT : 0;
         head->count = count;
         __atomic_store_n(&head->magic, LAKE_STAMPS_MAGIC, __ATOMIC_RELEASE);
         return 0;
@@ -99,6 +104,19 @@ cdef extern from *:
         __atomic_store_n(counter, __atomic_load_n(counter, __ATOMIC_RELAXED) + 1, __ATOMIC_RELEASE);
     }
 
+    /* Raises the counter of a slot to a value, unless it is higher already. */
+    static inline void lake_stamps_raise(uint8_t *memory, uint64_t slot, uint64_t value)
+    {
+        uint64_t *counter = (uint64_t *)(memory + LAKE_STAMPS_COUNTERS) + slot;
+        if (__atomic_load_n(counter, __ATOMIC_RELAXED) < value)
+            __atomic_store_n(counter, value, __ATOMIC_RELEASE);
+    }
+
+    static void lake_stamps_set_right_end(uint8_t *memory, uint64_t right_end)
+    {
+        __atomic_store_n(&((lake_stamps_header *)memory)->right_end, right_end, __ATOMIC_SEQ_CST);
+    }
+
     /* Returns the slot of a record, from its table and the hash of its key, among 2^bits slots. */
     static inline uint64_t lake_stamps_slot(int64_t hash, uint64_t table, int bits)
     {
@@ -106,7 +124,9 @@ cdef extern from *:
     }
     """
     uint64_t lake_stamps_stated(const uint8_t *) nogil
-    int lake_stamps_begin(uint8_t *, uint64_t count) nogil
+    int lake_stamps_begin(uint8_t *, uint64_t count, bint has_end) nogil
+    void lake_stamps_raise(uint8_t *, uint64_t slot, uint64_t value) nogil
+    void lake_stamps_set_right_end(uint8_t *, uint64_t right_end) nogil
     bint lake_stamps_end(uint8_t *) nogil
     void lake_stamps_turn(uint8_t *, uint64_t slot) nogil
     uint64_t lake_stamps_slot(int64_t hash, uint64_t table, int bits) nogil
@@ -163,11 +183,11 @@ cdef class StampMemory:
 
     # --- the engine's side -------------------------------------------------------------------------
 
-    def begin(self):
+    def begin(self, has_end=False):
         """Lock the mutex in this thread and write the header."""
         if self.writable == NULL or self.process:
             raise ValueError("stamps begin once, in memory of the engine")
-        cdef int failed = lake_stamps_begin(self.writable, self.stamps.count)
+        cdef int failed = lake_stamps_begin(self.writable, self.stamps.count, has_end)
         if failed:
             raise OSError(failed, "no robust mutex")
         self.process = getpid()
@@ -207,9 +227,10 @@ cdef class StampMemory:
         for slot in range(self.stamps.count):
             lake_stamps_turn(self.writable, slot)
 
-    def of(self, list records):
+    def of(self, list records, uint64_t base=0, bytearray noted=None):
         """The set of stamps of records."""
         cdef uint32_t slots[SLOTS_MOST]
+        cdef uint8_t *bits = NULL if noted is None else self._bits(noted)
         cdef Py_ssize_t count = 0, at
         cdef uint32_t slot
         cdef uint64_t value
@@ -227,10 +248,105 @@ cdef class StampMemory:
         packed = PyBytes_FromStringAndSize(NULL, LAKE_STAMP_BYTES * count)
         into = PyBytes_AS_STRING(packed)
         for at in range(count):
-            value = lake_stamps_read(&self.stamps, slots[at])
+            value = base + lake_stamps_read(&self.stamps, slots[at])
+            if bits != NULL:
+                bits[slots[at] >> 3] |= 1 << (slots[at] & 7)
             memcpy(into + LAKE_STAMP_BYTES * at, &slots[at], 4)
             memcpy(into + LAKE_STAMP_BYTES * at + 4, &value, 8)
         return packed
+
+    # --- a leader of heads -------------------------------------------------------------------------
+
+    def turn_noted(self, list mutations, list noted):
+        """Turn the stamps of changed records; returns who had noted which slots, and forgets that."""
+        cdef uint64_t table
+        if self.writable == NULL:
+            raise ValueError("stamps are turned by the engine")
+        for each in noted:
+            self._bits(<bytearray?>each)
+        found = {}
+        for mutation in mutations:
+            if isinstance(mutation, tuple):
+                table = (<tuple>mutation)[1]
+                if table < 64 and self.tables >> table & 1:
+                    self._turn_noted(self._slot(table, (<tuple>mutation)[2]), noted, found)
+            else:
+                table = mutation.table
+                if table < 64 and self.tables >> table & 1:
+                    for key in <list?>mutation.keys:
+                        self._turn_noted(self._slot(table, key), noted, found)
+        return found
+
+    cdef int _turn_noted(self, uint64_t slot, list noted, dict found) except -1:
+        cdef uint8_t *bits
+        cdef uint8_t bit = 1 << (slot & 7)
+        cdef Py_ssize_t index
+        lake_stamps_turn(self.writable, slot)
+        for index in range(len(noted)):
+            bits = <uint8_t *>PyByteArray_AS_STRING(<bytearray>noted[index])
+            if bits[slot >> 3] & bit:
+                bits[slot >> 3] &= ~bit
+                found.setdefault(index, []).append(slot)
+        return 0
+
+    cdef uint8_t *_bits(self, bytearray noted) except NULL:
+        if <uint64_t>PyByteArray_GET_SIZE(noted) * 8 < self.stamps.count:
+            raise ValueError("there is a bit for each slot")
+        return <uint8_t *>PyByteArray_AS_STRING(noted)
+
+    def pack(self, slots, uint64_t base=0):
+        """The set of these slots."""
+        cdef Py_ssize_t at = 0
+        cdef uint64_t slot, value
+        cdef uint32_t short_slot
+        packed = PyBytes_FromStringAndSize(NULL, LAKE_STAMP_BYTES * len(slots))
+        cdef char *into = PyBytes_AS_STRING(packed)
+        for slot in slots:
+            if slot >= self.stamps.count:
+                raise ValueError("there is no such slot")
+            short_slot = <uint32_t>slot
+            value = base + lake_stamps_read(&self.stamps, slot)
+            memcpy(into + at, &short_slot, 4)
+            memcpy(into + at + 4, &value, 8)
+            at += LAKE_STAMP_BYTES
+        return packed
+
+    # --- a head, which repeats a leader's counters -------------------------------------------------
+
+    def raise_to(self, bytes stamps not None):
+        """Raise counters to the values of a set."""
+        cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(stamps)
+        cdef Py_ssize_t length = PyBytes_GET_SIZE(stamps), offset
+        cdef uint32_t slot
+        cdef uint64_t value
+        if self.writable == NULL or length % LAKE_STAMP_BYTES:
+            raise ValueError("a set of stamps raises the counters of a head")
+        for offset in range(0, length, LAKE_STAMP_BYTES):
+            memcpy(&slot, at + offset, 4)
+            memcpy(&value, at + offset + 4, 8)
+            if slot >= self.stamps.count:
+                raise ValueError("there is no such slot")
+            lake_stamps_raise(self.writable, slot, value)
+
+    def raise_all(self, uint64_t value):
+        """Raise all counters to a value."""
+        if self.writable == NULL:
+            raise ValueError("a set of stamps raises the counters of a head")
+        cdef uint64_t slot
+        for slot in range(self.stamps.count):
+            lake_stamps_raise(self.writable, slot, value)
+
+    @property
+    def right_end_ns(self):
+        return lake_stamps_right_end(&self.stamps)
+
+    @right_end_ns.setter
+    def right_end_ns(self, uint64_t right_end):
+        if self.writable == NULL or right_end < LAKE_STAMPS_NO_RIGHT:
+            raise ValueError("the end of a right is written by a head, and is not 0")
+        lake_stamps_set_right_end(self.writable, right_end)
+
+    # --- both --------------------------------------------------------------------------------------
 
     cdef uint64_t _slot(self, uint64_t table, object key) except? 0xffffffffffffffff:
         return lake_stamps_slot(hash(key), table, self.bits)

@@ -28,6 +28,7 @@ from lakefs.wire.messages import (
     FEATURE_FABRIC,
     FEATURE_PLACES,
     FEATURE_STAMPS,
+    FEATURE_TURNS,
     FEATURE_WATCH_ALL,
     REQUESTS,
     SHARED_BY_ENGINES,
@@ -43,7 +44,9 @@ from lakefs.wire.messages import (
 STREAM_ID_MAX: Final = (1 << 32) - 1
 FEATURES_CRITICAL: Final = 0xFFFF_FFFF_0000_0000
 """Feature bits of Hello and its reply that the receiver must know; it may ignore the low 32."""
-KNOWN_FEATURES: Final = FEATURE_STAMPS | FEATURE_FABRIC | FEATURE_PLACES | FEATURE_WATCH_ALL | SHARED_BY_ENGINES
+KNOWN_FEATURES: Final = (
+    FEATURE_STAMPS | FEATURE_FABRIC | FEATURE_PLACES | FEATURE_WATCH_ALL | FEATURE_TURNS | SHARED_BY_ENGINES
+)
 ERROR_TEXT_MAX: Final = 4096
 """Most characters sent of a failure's message, and of its subject."""
 

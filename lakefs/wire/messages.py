@@ -24,6 +24,7 @@ from lakefs.wire.media import *
 from lakefs.wire.replica_messages import *
 from lakefs.wire.session_messages import *
 from lakefs.wire.shard_messages import *
+from lakefs.wire.turn_messages import *
 from lakefs.wire.upload_messages import *
 
 # --- names -------------------------------------------------------------------------------------------

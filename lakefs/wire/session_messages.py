@@ -41,6 +41,8 @@ Without this bit (an older engine) a client on the engine's machine asks for eac
 """
 FEATURE_KEY_HOMES: Final = 1 << 11
 """Bit of HelloReply's `features`: this is a head, which gives the keyed indexes of members on its machine."""
+FEATURE_TURNS: Final = 1 << 12
+"""Bit of HelloReply's `features`: these names send heads the turns of their stamps (`OpenTurns`)."""
 SHARED_BY_ENGINES: Final = (
     FEATURE_EACH
     | FEATURE_SEGMENTS

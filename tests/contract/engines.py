@@ -151,6 +151,8 @@ class Kind:
     medium: int = MEDIUM_SEGMENT
     """Medium of grants of long content."""
     has_stamps: bool = True
+    puts_have_stamps: bool = True
+    """Answers to puts have stamps, if they are asked for."""
     homes: int = 1
     """Members that keep keys: each has its share of a quota."""
     keeps_all_keys: bool = True
@@ -367,7 +369,7 @@ def _simulated_network() -> Network:
     return SimulatedNetwork(random.Random(5))
 
 
-_OF_HEADS: dict[str, Any] = {"refusal": REFUSAL, "medium": MEDIUM_STREAMED, "has_stamps": False}
+_OF_HEADS: dict[str, Any] = {"refusal": REFUSAL, "medium": MEDIUM_STREAMED, "puts_have_stamps": False}
 UNIX, TCP = "unix:{folder}/socket", "tcp://127.0.0.1:0"
 KINDS: dict[str, Kind] = {
     kind.name: kind

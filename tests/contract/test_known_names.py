@@ -65,7 +65,8 @@ def test_an_engine_without_stamps_is_asked_each_time(kind: Kind) -> None:
     async def body(lake: Driven) -> None:
         assert await _used(lake) == lake.lake.known.names == 0
 
-    with mock.patch("engine.metadata.metadata_store.Metadata.use_stamps"):
+    of_names = "engine.metadata.metadata_store.Metadata."
+    with mock.patch(of_names + "use_stamps"), mock.patch(of_names + "use_turns"):
         run(kind, body)
 
 

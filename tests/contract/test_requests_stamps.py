@@ -45,6 +45,8 @@ def test_puts_have_the_stamps_that_opening_the_names_has_if_the_request_asks_for
     async def body(engine: Engine) -> None:
         client = engine.client
         await need_stamps(client)
+        if not kind.puts_have_stamps:
+            pytest.skip("answers to puts have no stamps here")
         changes = [m.NameChange(*name, b"", m.ObjectAttributes(), create_bucket=True) for name in NAMES]
         changes[1] = m.NameChange("bkt", "no such", b"", m.ObjectAttributes(), m.Condition(etags=["*"]))
         for asked in (True, False):

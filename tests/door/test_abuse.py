@@ -18,7 +18,7 @@ from tests.door.stored import THINGS, Stored, content_of, put
 from tests.door.warm import HOT, LARGE, content, get, warm
 from tests.door.world import World, figure, world
 from tests.e2e.test_gateway import until
-from tests.served_devices import CYCLES, STAMPS
+from tests.served_devices import CYCLES, SHORT
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 PLANTED = (sys.executable, "-m", "tests.door.planted_lake")
@@ -222,7 +222,7 @@ def test_many_parked_connections_hold_up_nobody_and_each_can_ask_again(made: Wor
             "forgotten-position",
             slow_readers_get_right_bytes,
             "answer|ended|timed out",
-            marks=pytest.mark.one_engine(STAMPS),
+            marks=pytest.mark.one_engine(SHORT),
         ),
         ("hoard", check_memory, "KiB for each"),
     ],

@@ -14,7 +14,7 @@ from tests.door.stored import HOT, KIB, THINGS, Stored, content_of, path_of, put
 from tests.door.world import World, repeated, world
 from tests.e2e.served import LAKE
 from tests.e2e.test_damage import flip, place_of
-from tests.served_devices import DEVICES, STAMPS
+from tests.served_devices import DEVICES, SHORT
 
 pytestmark = pytest.mark.slow
 SIZES = (100, 4 * KIB, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, 200 * KIB, 1 << 20)
@@ -70,7 +70,7 @@ def test_flipped_bytes_are_never_sent_as_good(made: World, size: int) -> None:
         flipped_bytes_are_noticed(made, size, at)
 
 
-@pytest.mark.one_engine(STAMPS)
+@pytest.mark.one_engine(SHORT)
 def test_a_gateway_that_does_not_check_is_noticed(made: World) -> None:
     with made.beside((*PLANTED, "no-check")) as planted:
         with pytest.raises(AssertionError, match="flipped bytes were sent as good"):

@@ -24,7 +24,7 @@ from tests.door.world import SETTINGS, World, door, figure, gathered, new_key, r
 from tests.e2e.gateways import Gateway, gateway
 from tests.e2e.served import LAKE, serving
 from tests.e2e.test_gateway import until
-from tests.served_devices import DEVICES, STAMPS
+from tests.served_devices import DEVICES, PUT_STAMPS
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 EXAMPLES = 400
@@ -57,7 +57,7 @@ def test_a_gateway_that_stores_puts_otherwise_is_noticed(made: World, bug: str) 
         compare_puts(planted, EXAMPLES_TO_NOTICE, shrink=False)
 
 
-@pytest.mark.one_engine(STAMPS)
+@pytest.mark.one_engine(PUT_STAMPS)
 def test_the_first_get_of_what_was_put_is_answered_by_the_door(made: World) -> None:
     """Not always: the segment in which an object lies must be known."""
     first = 0.0

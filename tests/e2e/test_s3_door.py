@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.gateways import Gateway, gateway, new_key, s3_client
 from tests.e2e.served import WAIT_S, Served, serving
 from tests.e2e.test_s3_operated import figure, logged
-from tests.served_devices import CYCLES, DEVICES, STAMPS
+from tests.served_devices import CYCLES, DEVICES, SHORT
 from tests.slow_machine import LostTime
 
 MIB = 1 << 20
@@ -41,7 +41,7 @@ def got(client: Any, key: str, times: int = 1) -> bytes:
     return contents[-1]
 
 
-@pytest.mark.one_engine(STAMPS)
+@pytest.mark.one_engine(SHORT)
 def test_answers_are_repeated_until_something_changes(served: Served) -> None:
     key = new_key(served)
     with gateway(served.server) as found:
@@ -190,7 +190,7 @@ def series(found: Gateway, name: str) -> dict[str, float]:
     return {labels: float(value) for labels, value in lines}
 
 
-@pytest.mark.one_engine(STAMPS)
+@pytest.mark.one_engine(SHORT)
 def test_lake_status_has_how_many_answers_were_repeated_and_why_others_were_not(served: Served) -> None:
     key = new_key(served)
     with gateway(served.server) as found:

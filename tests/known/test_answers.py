@@ -21,9 +21,9 @@ from tests.known.clients import everything, into, learned, outcome, read_whole, 
 from tests.known.history import ASKED, BUCKET, ROOM, History
 from tests.known.planted import look_at_no_stamps
 from tests.lengths import repeated
-from tests.served_devices import STAMPS
+from tests.served_devices import SHORT
 
-pytestmark = [pytest.mark.thorough, pytest.mark.one_engine(STAMPS)]
+pytestmark = [pytest.mark.thorough, pytest.mark.one_engine(SHORT)]
 
 CHANGES = 60
 SEEDS = repeated((1,), (1, 2, 3))

@@ -28,9 +28,9 @@ from lakefs.stamps.stamps import StampReader
 from tests.e2e.served import Served
 from tests.known.clients import learned, reader, requests
 from tests.known.history import BUCKET
-from tests.served_devices import STAMPS
+from tests.served_devices import SHORT
 
-pytestmark = pytest.mark.one_engine(STAMPS)
+pytestmark = pytest.mark.one_engine(SHORT)
 ONE = f"{BUCKET}/one"
 
 

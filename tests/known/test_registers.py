@@ -14,7 +14,7 @@ import pytest
 
 from tests.known.planted import look_at_no_stamps
 from tests.known.registers import FAULTS, Registers
-from tests.served_devices import DEVICES, STAMPS
+from tests.served_devices import DEVICES, SHORT
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 ROUNDS = 2 * len(FAULTS)
@@ -36,7 +36,7 @@ def test_what_clients_find_is_linearizable_while_the_engine_is_killed_and_stoppe
         assert made.repeated > reads / 20 or (DEVICES and not made.repeated), str(made)
 
 
-@pytest.mark.one_engine(STAMPS)
+@pytest.mark.one_engine(SHORT)
 def test_clients_that_look_at_no_stamps_are_noticed() -> None:
     with look_at_no_stamps(), registers() as made, pytest.raises(AssertionError, match="is no register"):
         made.run(ROUNDS, faults=["nothing"])

@@ -22,6 +22,7 @@ from lakefs.limits import SMALL_PAYLOAD_BYTES
 from tests.mount.mounts import LakeMounts, lake
 from tests.mount.test_two_mounts import eventually
 from tests.mount.tools import spoil
+from tests.served_devices import SHORT
 
 pytestmark = pytest.mark.fuse
 needs_stamps = pytest.mark.skipif(not IS_BUILT, reason="the native modules are not built")
@@ -64,7 +65,7 @@ def hanging(mounts: LakeMounts) -> Iterator[None]:
 
 
 @needs_stamps
-@pytest.mark.one_engine("a head has no stamps, so each open is confirmed by a request")
+@pytest.mark.one_engine(SHORT)
 def test_a_short_file_that_was_opened_is_opened_again_without_a_request(short: Path) -> None:
     contents = {f"f{size}": os.urandom(size) for size in SIZES}
     with lake(short) as mounts, connect(mounts.served.server) as client:

@@ -97,7 +97,7 @@ def test_a_read_that_meets_damage_says_what_the_engine_does_and_has_it_done(monk
 
             monkeypatch.setattr(TableView, "get", spoilt)
             monkeypatch.setattr(Metadata, "verify_index", walk)
-            monkeypatch.setattr("engine.metadata.metadata_store.build_index", build)
+            monkeypatch.setattr("engine.metadata.index_building.build_index", build)
             with structlog.testing.capture_logs() as logged:
                 opened = await ask(client, m.OpenObjects([("bkt", "k")]), m.OpenResults)
                 failure = opened.results[0].failure

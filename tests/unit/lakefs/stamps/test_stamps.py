@@ -170,7 +170,7 @@ def test_stamps_begin_once_and_in_writable_memory(memory: SealedMemory, stamps: 
 
 @pytest.mark.parametrize(
     ("offset", "value"),
-    [(0, b"LAKEHOTI"), (8, struct.pack("<I", 2)), (16, struct.pack("<Q", 2 * COUNT)), (16, struct.pack("<Q", 3))],
+    [(0, b"LAKEHOTI"), (8, struct.pack("<I", 3)), (16, struct.pack("<Q", 2 * COUNT)), (16, struct.pack("<Q", 3))],
     ids=["magic", "version", "more than it has", "no power of two"],
 )
 def test_memory_with_another_header_is_refused(

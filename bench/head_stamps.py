@@ -1,0 +1,190 @@
+"""Names that heads know: `python -m bench.head_stamps [--heads N]`.
+
+    get      4 KiB by a known name, without a request: at the head of a second machine, and at one engine
+    change   one key is bound anew, one at a time: known to no head, and to all of N heads; then the heads are killed
+
+For changes the names' own store and service run in this process, on a real disk with the local journal, and the heads
+in a second one, at a Unix socket; each head reads the name anew before each change that it is to know.  The heads share
+one loop, so each change waits until it has made all turns one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+import lakefs
+from bench.harness.machine import machine
+from bench.harness.machines import LakeMachine
+from bench.harness.process import EngineProcess
+from engine.head.head_stamps import HeadStamps
+from engine.head.names_link import NamesLink, names_at
+from engine.host.clock import SystemClock
+from engine.host.local_disk import LocalDisk
+from engine.process.embedded import EmbeddedEngine
+from engine.requests.bind import BindGate
+from engine.requests.table import NamesService
+from engine.server.listener import Server
+from engine.store.names_opening import open_names_store
+from lakefs.host.offload import ThreadOffload
+from lakefs.ids import EMPTY_BLOB, new_id16
+from lakefs.transport.streams import TrioNetwork
+from lakefs.wire import messages as m
+
+HEADS: Final = 16
+CHANGES: Final = 300
+GETS: Final = 20_000
+ROUNDS: Final = 5
+NAME: Final = ("bench", "known")
+
+
+# --- gets of a known name ------------------------------------------------------------------------------
+
+
+def get_us(lake: lakefs.Lake, name: str) -> float:
+    """Return the median time of a get that takes no request."""
+    buffer = bytearray(4096)
+    end = time.monotonic() + 30
+    while lake.known.answered < 5:
+        lake.get_into(name, buffer)
+        time.sleep(0.02)
+        if time.monotonic() > end:
+            raise RuntimeError(f"{name} is not known")
+    times: list[float] = []
+    before = lake.known.answered
+    for _ in range(GETS // 100):
+        began = time.perf_counter()
+        for _ in range(100):
+            lake.get_into(name, buffer)
+        times.append((time.perf_counter() - began) * 1e4)
+    asked = GETS - (lake.known.answered - before)
+    if asked > GETS // 100:
+        raise RuntimeError(f"{asked} of {GETS} gets were asked for")
+    return statistics.median(times)
+
+
+def gets(folder: Path) -> None:
+    """Print the time of a get at a head of a second machine, and at one engine, interleaved."""
+    hosts = [f"127.{os.getpid() >> 8 & 0xFF}.{os.getpid() & 0xFF}.{number}" for number in (21, 22)]
+    with ExitStack() as stack:
+        first, second = (LakeMachine(folder / f"m{number}", host, 2) for number, host in enumerate(hosts))
+        first.init("bench", "--protect", "1+1", "--accept-loss")
+        stack.enter_context(first)
+        second.join(first)
+        stack.enter_context(second)
+        engine = stack.enter_context(EngineProcess(folder / "engine"))
+        lakes = [stack.enter_context(lakefs.connect(each.address)) for each in (second, engine)]
+        name, content = "/".join(NAME), os.urandom(4096)
+        for lake in lakes:
+            lake.create_bucket(NAME[0])
+            lake.put(name, content)
+        rounds = [[get_us(lake, name) for lake in lakes] for _ in range(ROUNDS)]
+    head, one = (statistics.median(each) for each in zip(*rounds, strict=True))
+    print(f"get 4 KiB by a known name: head {head:.2f} us, one engine {one:.2f} us: {head / one:.2f}x")
+
+
+# --- changes -------------------------------------------------------------------------------------------
+
+
+async def be_heads(address: str, count: int) -> None:
+    """Be so many heads; read the name at each of them when asked to by a byte on standard input."""
+    async with trio.open_nursery() as nursery:
+        heads = [HeadStamps() for _ in range(count)]
+        links = [NamesLink(nursery, names_at(address), partial(sys.exit, 1)) for _ in heads]
+        for head, link in zip(heads, links, strict=True):
+            link.learn = head.learn
+            nursery.start_soon(head.run, names_at(address))
+        while not all(head.turns for head in heads):  # noqa: ASYNC110 - heads are asked here as nowhere else
+            await trio.sleep(0.01)
+        for head, link in zip(heads, links, strict=True):
+            await head.join(link)
+        said = trio.lowlevel.FdStream(os.dup(1))
+        async for each in trio.lowlevel.FdStream(os.dup(0)):
+            for _ in each:
+                for link in links:
+                    await link.call(m.StatNames([NAME], stamps=True))
+                await said.send_all(b".")
+
+
+async def change_ms(client: EmbeddedEngine) -> float:
+    """Bind the name anew; returns how long that took."""
+    change = m.NameChange(*NAME, EMPTY_BLOB, m.ObjectAttributes(), create_bucket=True)
+    began = time.perf_counter()
+    await client.call(m.BindBlobs(m.Answered(0, 0), [change], [0], [1]))
+    return (time.perf_counter() - began) * 1e3
+
+
+@asynccontextmanager
+async def names(folder: Path, socket: Path) -> AsyncIterator[EmbeddedEngine]:
+    """Serve new names at a socket, and yield a client of them."""
+    async with AsyncExitStack() as stack:
+        offload = await stack.enter_async_context(ThreadOffload(4, "names"))
+        opening = open_names_store(
+            LocalDisk(folder), SystemClock(), offload, cluster_id=new_id16(), create=True, verify_index=False
+        )
+        service = NamesService(await stack.enter_async_context(opening), gate=BindGate())
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        await nursery.start(Server(service, TrioNetwork(), token=None).listen_and_serve, f"unix:{socket}")
+        client = EmbeddedEngine(service, descriptors=False)
+        yield client
+        await client.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def changes(folder: Path, count: int) -> None:
+    """Print the time of a change that no head knows, that all know, and of those behind the death of the heads."""
+    socket = folder / "names"
+    async with names(folder / "store", socket) as client:
+        await change_ms(client)
+        command = [sys.executable, "-m", "bench.head_stamps", "--heads", str(count), "--be-heads", f"unix:{socket}"]
+        heads = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert heads.stdin is not None, "a pipe"
+        assert heads.stdout is not None, "a pipe"
+        unknown: list[float] = []
+        known: list[float] = []
+        for _ in range(CHANGES):
+            await heads.stdin.send_all(b".")
+            await heads.stdout.receive_some(1)
+            known.append(await change_ms(client))
+            unknown.append(await change_ms(client))
+        await heads.stdin.send_all(b".")
+        await heads.stdout.receive_some(1)
+        heads.send_signal(signal.SIGKILL)
+        await heads.wait()
+        killed = [await change_ms(client) for _ in range(2)]
+    none, all_ = statistics.median(unknown), statistics.median(known)
+    print(f"a change, p50: known to no head {none:.2f} ms, to {count} heads {all_:.2f} ms: + {all_ - none:.2f} ms")
+    print(f"the heads were killed: the next change {killed[0]:.0f} ms, the one behind it {killed[1]:.2f} ms")
+
+
+def main() -> None:
+    """Measure, or be the heads of a measurement."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--heads", type=int, default=HEADS)
+    parser.add_argument("--be-heads", metavar="ADDRESS", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.be_heads:
+        trio.run(be_heads, arguments.be_heads, arguments.heads)
+        return
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        print(machine(Path(folder)))
+        (Path(folder) / "changes").mkdir()
+        trio.run(changes, Path(folder) / "changes", arguments.heads)
+        gets(Path(folder) / "gets")
+
+
+if __name__ == "__main__":
+    main()
