@@ -44,13 +44,17 @@ async def run_all(call: Callable[[T], Awaitable[None]], items: Sequence[T]) -> N
 def plain_errors() -> Iterator[None]:
     """Raise the error in a nursery's group instead of the group, if it is the only one.
 
-    If all errors are LakeErrors, raise the first.  Else the group passes.
+    If all errors are LakeErrors, raise the first, also beside a cancellation: a scope that takes its part out of a group
+    leaves a group.  (A scope that is cancelled cancels the next checkpoint, too.)  Else the group passes.
     """
     try:
         yield
     except BaseExceptionGroup as group:
-        errors = list(_leaves(group))
+        leaves = list(_leaves(group))
+        errors = [error for error in leaves if not isinstance(error, trio.Cancelled)] or leaves
         if len(errors) > 1 and not all(isinstance(error, LakeError) for error in errors):
+            raise
+        if len(errors) < len(leaves) and not isinstance(errors[0], LakeError):
             raise
         raise errors[0] from errors[0].__cause__
 
