@@ -1,12 +1,14 @@
 """`make demo-cluster`: one lake on three machines, whose devices are killed, replaced and added while it is used.
 
-Three machines (processes with folders and a loopback address each) have two devices each: six members at 4+2.  Their
-devices are folders of one disk here, so a machine counts as one device of those that may be lost.  A real model (see
+Three machines have two devices each: six members at 4+2.  Each machine, and each node of the etcd, is processes in a
+network namespace of its own, where those can be made (as root, with iproute2), else processes with a loopback address.
+Devices are folders of one disk here, so a machine counts as one device of those that may be lost.  A real model (see
 `bench.demo`) is stored through S3 on one machine and loaded from a mount on another.  Under a load that never pauses,
 two members are killed and their content is lost; everything is still read and written; they are replaced and healed, a
 seventh is added, garbage is collected, and a KV cache is kept over all.  An etcd of three nodes has the log of the
-names, and each machine a replica of them: the machine that leads is killed, and then the leader of the etcd.  Every
-answer is compared.  Exits with 0 if every check held.  Nothing leaves this machine, and nothing is left on it.
+names, and each machine a replica of them: the machine that leads is killed, then the leader of the etcd, then the
+machine that leads now is cut off from the network.  Every answer is compared.  Exits with 0 if every check held.
+Nothing leaves this machine, and nothing is left on it.
 """
 
 from __future__ import annotations
@@ -19,12 +21,10 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import boto3
@@ -33,17 +33,17 @@ from safetensors import safe_open
 import lakefs
 from bench.demo import FAILURES, KEPT, SMALL, DemoFailed, fetch_model
 from bench.harness.etcd import EtcdCluster, running_etcd
+from bench.harness.hosts import Host, hosts, hosts_can_be_made
+from bench.harness.lake_load import Load
 from bench.harness.machines import LakeMachine
 from bench.harness.mounts import lake_mounted
 
 WAIT_S: Final = 300.0
-OBJECT_BYTES: Final = (100, 70_000, 600_000)
-PAUSE_S: Final = 0.05
-"""Between two operations of one client: the machines share two cores with their clients here."""
+ETCD_HOSTS: Final = ("e1", "e2", "e3")
+MACHINES: Final = ("m1", "m2", "m3")
 BLOCK_BYTES: Final = 64 << 10
 BLOCKS: Final = 64
 MIB: Final = 1 << 20
-_WRONG: Final = "other bytes of"
 _BEGAN: Final = time.monotonic()
 
 
@@ -63,8 +63,9 @@ def main() -> int:
 
 def _run(model: Path, folder: Path) -> None:
     with ExitStack() as stack:
-        etcd = _etcd(stack, folder)
-        machines = _make_lake(stack, folder, etcd)
+        found = _hosts(stack)
+        etcd = _etcd(stack, folder, found)
+        machines = _make_lake(stack, folder, etcd, found)
         first, second, third = machines
         s3 = _s3(second, first)
         keys = _store_through_s3(s3, model)
@@ -86,31 +87,43 @@ def _run(model: Path, folder: Path) -> None:
             if etcd is not None:
                 _lose_the_leader(machines, load)
                 _lose_etcd_s_leader(etcd, load)
+                _cut_the_leader_off(machines, found, load)
         _check_load(load, "the load has ended", is_last=True)
         _same_through_s3(s3, keys)
-        _say("$ lake fsck", first.lake("fsck").strip().splitlines()[-1])
+        _say("$ lake fsck", _checked(first))
         print(first.lake("cluster", "status"))
 
 
 # --- the lake ----------------------------------------------------------------------------------------
 
 
-def _etcd(stack: ExitStack, folder: Path) -> EtcdCluster | None:
+def _hosts(stack: ExitStack) -> dict[str, Host]:
+    """Return the hosts of the etcd's nodes and of the machines; none where they cannot be made."""
+    if not hosts_can_be_made():
+        _say("network namespaces", "left out: they take root, and iproute2; all listen on loopback addresses")
+        return {}
+    _say("network namespaces", "a host for each machine and each node of the etcd, at one bridge")
+    return dict(stack.enter_context(hosts(*ETCD_HOSTS, *MACHINES)))
+
+
+def _etcd(stack: ExitStack, folder: Path, found: dict[str, Host]) -> EtcdCluster | None:
     """Run an etcd of three nodes; None where there is none."""
     if shutil.which("etcd") is None or shutil.which("etcdctl") is None:
         _say("etcd", "left out: it is not installed (Debian's etcd-server and etcd-client); names stay on machine 1")
         return None
-    etcd = stack.enter_context(running_etcd(folder / "etcd", 3))
+    etcd = stack.enter_context(running_etcd(folder / "etcd", 3, at=[found[name] for name in ETCD_HOSTS if found]))
     _say("etcd", "three nodes, for the log of the names")
     return etcd
 
 
-def _make_lake(stack: ExitStack, folder: Path, etcd: EtcdCluster | None) -> list[LakeMachine]:
-    hosts = [f"127.{os.getpid() >> 8 & 0xFF}.{os.getpid() & 0xFF}.{number}" for number in (1, 2, 3)]
+def _make_lake(stack: ExitStack, folder: Path, etcd: EtcdCluster | None, found: dict[str, Host]) -> list[LakeMachine]:
+    alone = f"127.{os.getpid() >> 8 & 0xFF}.{os.getpid() & 0xFF}"
+    where = [found[name] if found else f"{alone}.{number}" for number, name in enumerate(MACHINES, 1)]
+    doors = [f"{each.address if isinstance(each, Host) else each}:0" for each in where]
     first, *others = machines = [
-        LakeMachine(folder / "machine1", hosts[0], 2, "--s3", f"{hosts[0]}:0"),
-        LakeMachine(folder / "machine2", hosts[1], 2, "--s3", f"{hosts[1]}:0", spares=1),
-        LakeMachine(folder / "machine3", hosts[2], 2),
+        LakeMachine(folder / "machine1", where[0], 2, "--s3", doors[0]),
+        LakeMachine(folder / "machine2", where[1], 2, "--s3", doors[1], spares=1),
+        LakeMachine(folder / "machine3", where[2], 2),
     ]
     _say(f"lake cluster init demo --listen {first.listen}", "names, and two devices")
     with_etcd = () if etcd is None else ("--etcd", ",".join(etcd.urls))
@@ -205,68 +218,6 @@ def _tensors(path: Path) -> dict[str, bytes]:
         return {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118 - not a mapping
 
 
-class Load:
-    """Puts and gets that never pause: a thread for each machine; every answer is compared."""
-
-    def __init__(self, machines: list[LakeMachine]) -> None:
-        self.operations = 0
-        self.failed: list[str] = []
-        self.longest_s = 0.0
-        self.refused = 0
-        """Operations that failed while `forgives`; what a failed put has done is unknown."""
-        self.forgives = False
-        self._ended = threading.Event()
-        self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._use, args=(machine,), daemon=True) for machine in machines]
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _use(self, machine: LakeMachine) -> None:
-        rng = random.Random(machine.host)
-        known: dict[str, list[bytes]] = {}
-        with machine.connect() as lake:
-            while not self._ended.wait(PAUSE_S):
-                name = f"bench/{machine.host}/{rng.randrange(50)}"
-                began = time.monotonic()
-                failure = self._step(lake, rng, name, known)
-                took_s = time.monotonic() - began
-                with self._lock:
-                    self.operations += 1
-                    if failure and self.forgives and not failure.startswith(_WRONG):
-                        self.refused += 1
-                    else:
-                        self.longest_s = max(self.longest_s, took_s)
-                        self.failed += [failure] if failure else []
-
-    @staticmethod
-    def _step(lake: lakefs.Lake, rng: random.Random, name: str, known: dict[str, list[bytes]]) -> str:
-        """Put or get one object; return how it failed, empty if it did not.
-
-        `known` has the contents that a name may have: several after a put that failed.
-        """
-        try:
-            if name not in known or rng.random() < 0.3:
-                content = rng.randbytes(rng.choice(OBJECT_BYTES))
-                known[name] = [*known.get(name, [b""]), content]
-                lake.put(name, content)
-                known[name] = [content]
-            elif lake.get(name) not in known[name]:
-                return f"{_WRONG} {name}"
-        except lakefs.LakeError as error:
-            return f"{name}: {error}"
-        return ""
-
-
 def _check_load(load: Load, when: str, *, is_last: bool = False) -> None:
     _expect(not load.failed, f"{len(load.failed)} operations of the load failed: {load.failed[:1]}")
     _say(f"load: {when}", f"{load.operations} puts and gets, none failed, the longest took {load.longest_s:.2f} s")
@@ -307,6 +258,22 @@ def _collect(machine: LakeMachine, folder: Path) -> None:
     freed = [json.loads(machine.lake("gc", "--json"))["freed_bytes"] for _ in range(3)]
     _expect(sum(freed) >= 8 * MIB, f"gc has freed {freed} bytes, and not what was removed")
     _say("lake rm, then lake gc", f"three cycles free {sum(freed) / MIB:.1f} MiB, with parity")
+
+
+def _checked(machine: LakeMachine) -> str:
+    """Return the last line of a check in which every member has answered; one may just be connected to anew."""
+    said: list[str] = []
+
+    def is_checked() -> bool:
+        try:
+            said.append(machine.lake("fsck").strip().splitlines()[-1])
+        except RuntimeError as error:
+            if "exited with 2" not in str(error):
+                raise
+        return bool(said)
+
+    _eventually(is_checked, "lake fsck checks all of it", 1.0)
+    return said[0]
 
 
 def _keep_kv(machines: list[LakeMachine]) -> None:
@@ -359,6 +326,41 @@ def _lose_etcd_s_leader(etcd: EtcdCluster, load: Load) -> None:
     node.start(etcd.names)
     load.forgives = False
     _say("the load goes on without that node", f"{load.refused} operations failed since the machine was lost")
+
+
+def _cut_the_leader_off(machines: list[LakeMachine], found: dict[str, Host], load: Load) -> None:
+    """Take the machine that leads the names from the network, and bring it back when another one leads."""
+    if not found:
+        return
+    [leader] = [each for each in machines if _leads(each)]
+    other = next(each for each in machines if each is not leader)
+    host = next(each for each in found.values() if each.address == leader.host)
+    load.forgives, before = True, load.refused
+    host.cut()
+    began = time.monotonic()
+    number = machines.index(leader) + 1
+    _say(f"pull the cable of machine {number}", "it leads the names; no connection is reset")
+    _eventually(lambda: _is_put(other), "names are served again", 0.05)
+    served_s = time.monotonic() - began
+    _expect(not _is_put(leader), "the machine that is cut off has acknowledged a put")
+    _say(
+        "another machine's replica leads the names",
+        f"a put was acknowledged after {served_s:.1f} s, none at machine {number}",
+    )
+    host.join()
+    _wait_whole(other, 7, f"machine {number} is back")
+    _eventually(lambda: len(_replicas(other, "leads", "follows")) == 3, "its replica follows")
+    _eventually(lambda: _is_put(leader), "it serves again")
+    load.forgives = False
+    _say("its replica of the names follows", f"{load.refused - before} operations failed meanwhile")
+
+
+def _leads(machine: LakeMachine) -> bool:
+    """Return True if the replica of a machine leads the names."""
+    found = machine.status()
+    [leader] = [each["machine"] for each in found["names"]["replicas"] if each["state"] == "leads"]
+    mine = {each["machine"] for each in found["members"] if any(f"{machine.host}:" in at for at in each["addresses"])}
+    return leader in mine
 
 
 def _replicas(machine: LakeMachine, *states: str) -> list[str]:

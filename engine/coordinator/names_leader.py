@@ -14,7 +14,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
@@ -57,6 +57,8 @@ class NamesLeader:
         self._coordinator = coordinator
         self._leader: Leader | None = None
         self._changed = trio.Event()
+        self.was_deposed: Callable[[Leader], None] = lambda _: None
+        """Called with a leader that does not lead any more, in the step in which that is known."""
 
     def current(self) -> Leader | None:
         """Return the leader; None if there is none, or none was read yet."""
@@ -106,6 +108,8 @@ class NamesLeader:
             _log.error("coordinator_record_unusable", key=LEADER_KEY.decode(), reason=error.message)
             leader = None
         if leader != self._leader:
-            self._leader = leader
+            before, self._leader = self._leader, leader
             self._changed.set()
             self._changed = trio.Event()
+            if before is not None:
+                self.was_deposed(before)

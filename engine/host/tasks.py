@@ -44,8 +44,8 @@ async def run_all(call: Callable[[T], Awaitable[None]], items: Sequence[T]) -> N
 def plain_errors() -> Iterator[None]:
     """Raise the error in a nursery's group instead of the group, if it is the only one.
 
-    If all errors are LakeErrors, raise the first, also beside a cancellation: a scope that takes its part out of a group
-    leaves a group.  (A scope that is cancelled cancels the next checkpoint, too.)  Else the group passes.
+    If all errors are LakeErrors, raise the first, also beside a cancellation: a scope that takes its part out of a
+    group leaves a group.  (A scope that is cancelled cancels the next checkpoint, too.)  Else the group passes.
     """
     try:
         yield

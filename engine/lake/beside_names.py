@@ -21,7 +21,7 @@ import trio
 
 from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.lake_state import NO_EPOCH, LakeState
-from engine.coordinator.names_leader import open_names_leader
+from engine.coordinator.names_leader import NamesLeader, open_names_leader
 from engine.coordinator.records import EtcdRecord, LakeRecord
 from engine.coordinator.remote_coordinator import open_remote_coordinator
 from engine.head.leader_link import leader_at, names_led_by
@@ -46,6 +46,8 @@ class BesideNames:
     connect: ConnectNames
     reach: Callable[[], Awaitable[None]]
     """Asks if the coordinator answers, and is this lake's."""
+    leader: NamesLeader | None = None
+    """Says which names lead, in a lake with etcd."""
 
     async def wait_for_lake(self) -> LakeRecord:
         """Return the lake's record, when the coordinator can be reached and the lake was made.
@@ -89,7 +91,7 @@ async def open_beside_names(stack: AsyncExitStack, plan: LakePlan) -> BesideName
     etcd = await stack.enter_async_context(open_lake_etcd(place, plan.lake_id))
     leader = await stack.enter_async_context(open_names_leader(etcd.coordinator))
     connect = names_led_by(leader, leader_at(plan.machine.machine, token=plan.token), lambda: etcd.failure)
-    return BesideNames(plan, etcd.coordinator, connect, etcd.ready)
+    return BesideNames(plan, etcd.coordinator, connect, etcd.ready, leader)
 
 
 async def learned(plan: LakePlan) -> LakePlan:

@@ -61,6 +61,3 @@ async def _links(coordinator: Coordinator, connect: Connect) -> AsyncIterator[Me
             else:
                 break
         yield links
-
-
-# --- both --------------------------------------------------------------------------------------------

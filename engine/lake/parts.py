@@ -32,7 +32,7 @@ from engine.coordinator.coordinator_requests import coordinator_group
 from engine.coordinator.lake_state import NO_EPOCH, NO_GENERATION, LakeState
 from engine.coordinator.moving import charge_of, refuse_unless_in_charge
 from engine.coordinator.names_coordinator import NamesCoordinator
-from engine.coordinator.names_leader import open_names_leader
+from engine.coordinator.names_leader import Leader, open_names_leader
 from engine.coordinator.reads_only_coordinator import ReadsOnlyCoordinator
 from engine.coordinator.records import LakeRecord
 from engine.coordinator.repeating import Repeating
@@ -259,6 +259,7 @@ async def _open_with_replica(plan: LakePlan, place: EtcdPlace, fabric: EngineFab
         plan = _kept(plan, processes, protection)
         content = await open_content(stack, plan, coordinator, offload)
         leader = await stack.enter_async_context(open_names_leader(coordinator))
+        leader.was_deposed = partial(_ask_members, content.links)
         open_term = partial(_open_term, plan, etcd, content, offload)
         replica = NamesReplica(
             MachineHost(plan, offload),
@@ -360,6 +361,8 @@ async def _open_beside_names(
         processes = await _open_processes(stack, plan, LakeState(coordinator), plan.protection, is_made=True)
         record = await lake.wait_for_lake()
         content = await open_content(stack, plan, coordinator, offload)
+        if lake.leader is not None:
+            lake.leader.was_deposed = partial(_ask_members, content.links)
         if plan.machine.etcd is not None:
             own = head_record(plan, SystemClock(), has_members=False)
             await stack.enter_async_context(present(coordinator, own))
@@ -369,6 +372,14 @@ async def _open_beside_names(
         about = about or partial(about_machine, plan, processes)
         head = await _open_head(stack, plan, about, lake.connect, content, offload, SystemClock(), memory, fabric)
         yield LakeParts(plan, processes, content.links, head, protection, offload, None, is_made_now=False)
+
+
+# --- both --------------------------------------------------------------------------------------------
+
+
+def _ask_members(links: MemberLinks, deposed: Leader) -> None:
+    """Let the members beside names that lead no more say if they are there: their whole machine may be gone."""
+    links.ask_machine(deposed.record.machine)
 
 
 async def _open_processes(

@@ -3,8 +3,8 @@
 Rules kept here:
 - A request about shards that is not answered within MEMBER_ANSWER_S is given up, and its member is away.  Longer ones
   (a sweep of gc) are given up only when the member is silent, which the connection finds out (`connect_member`).
-- When a member is lost, the others of its machine are asked for a sign of life: so a put that meets a machine that is
-  cut off does not wait for the silence of one member after the other.
+- When a member is lost, or the names that lead on its machine, the others there are asked for a sign of life: so a put
+  that meets a machine that is cut off does not wait for the silence of one after the other.
 - A member whose lease was not renewed answers stores with CoordinatorLost: it is not away, and is read on.
 - When a member answers StaleEpoch, it is asked for its table, and that is taken over before the error is raised: the
   coordinator is not asked, unless the member has started again and was not given the table since.
@@ -230,13 +230,15 @@ class MemberLinks:
             self._close_surplus()
         return link
 
-    def _ask_neighbours(self, lost: MemberLink) -> None:
-        """Ask the other members of a machine for a sign of life, as one of them was lost."""
-        machine = self._machine(lost.member)
+    def ask_machine(self, machine: str) -> None:
+        """Ask the members of a machine for a sign of life, as something else there was lost; those without are away."""
         for member, link in self._links.items():
             if machine and link.client is not None and link not in self._asked and self._machine(member) == machine:
                 self._asked.add(link)
                 self._nursery.start_soon(self._ask_for_a_sign, link, link.client)
+
+    def _ask_neighbours(self, lost: MemberLink) -> None:
+        self.ask_machine(self._machine(lost.member))
 
     async def _ask_for_a_sign(self, link: MemberLink, client: MemberClient) -> None:
         link.begin()

@@ -150,6 +150,24 @@ def test_a_connect_to_a_leader_that_is_cut_off_is_given_up_when_another_leads() 
     run(scenario)
 
 
+def test_each_leader_that_is_deposed_is_said_once() -> None:
+    async def scenario(coordinator: MemoryCoordinator, leader: NamesLeader, names: FakeNames) -> None:
+        deposed: list[bytes] = []
+        leader.was_deposed = lambda found: deposed.append(found.record.replica)
+        await lead(coordinator, ONE)
+        await wait_all_tasks_blocked()
+        assert deposed == []
+        await lead(coordinator, TWO)
+        await wait_all_tasks_blocked()
+        await coordinator.transact([], [Delete(LEADER_KEY)])
+        await wait_all_tasks_blocked()
+        await lead(coordinator, ONE)
+        await wait_all_tasks_blocked()
+        assert deposed == [ONE.replica, TWO.replica]
+
+    run(scenario)
+
+
 def test_the_leader_s_own_machine_uses_its_socket_and_others_its_port() -> None:
     assert address_of(ONE, "machine 1") == "unix:/run/names"
     assert address_of(ONE, "machine 2") == "tcp://10.0.0.1:9100"

@@ -253,6 +253,9 @@ def test_when_a_member_is_lost_the_others_of_its_machine_are_asked_for_a_sign_of
         world.network.open[ONE].ended.set()
         await trio.sleep(NEIGHBOUR_SIGN_S + 0.1)
         assert [*map(world.links.is_up, (ONE, TWO, THREE))] == [False, False, True]
+        world.links.ask_machine("second")
+        await trio.sleep(NEIGHBOUR_SIGN_S + 0.1)
+        assert not world.links.is_up(THREE)
 
     in_world(body)
 
