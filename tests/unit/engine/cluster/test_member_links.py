@@ -15,7 +15,7 @@ from engine.coordinator.lake_state import LakeState
 from engine.coordinator.records import MemberRecord, MemberState
 from engine.members import member_links
 from engine.members.member_link import MemberClient
-from engine.members.member_links import NEIGHBOUR_SIGN_S, MemberLinks, connect_member, open_member_links
+from engine.members.member_links import MemberLinks, connect_member, open_member_links
 from engine.requests.table import Service
 from engine.server.listener import Server
 from lakefs.cluster.table_format import pack
@@ -234,28 +234,6 @@ def test_silence_makes_a_member_away_and_holds_up_one_request_at_most_so_long() 
         world.network.is_silent = False
         await trio.sleep(MEMBER_CONNECT_S + AWAY_PAUSE_S_MAX)
         await ask(world)
-
-    in_world(body)
-
-
-def test_when_a_member_is_lost_the_others_of_its_machine_are_asked_for_a_sign_of_life() -> None:
-    async def body(world: World) -> None:
-        for member, machine in ((ONE, "first"), (TWO, "first"), (THREE, "second")):
-            await world.state.register(msgspec.structs.replace(record_of(member), domains=("device", machine)))
-            await ask(world, member)
-        world.network.open[ONE].ended.set()
-        await trio.sleep(NEIGHBOUR_SIGN_S + 1)
-        assert m.Ping() in world.sent(TWO)
-        assert m.Ping() not in world.sent(THREE)
-        assert all(map(world.links.is_up, (ONE, TWO, THREE))), "who answers is up"
-        await ask(world)
-        world.network.is_silent = True
-        world.network.open[ONE].ended.set()
-        await trio.sleep(NEIGHBOUR_SIGN_S + 0.1)
-        assert [*map(world.links.is_up, (ONE, TWO, THREE))] == [False, False, True]
-        world.links.ask_machine("second")
-        await trio.sleep(NEIGHBOUR_SIGN_S + 0.1)
-        assert not world.links.is_up(THREE)
 
     in_world(body)
 
