@@ -44,6 +44,8 @@ _LONGER: Final = 1.05
 """The leader waits longer by this factor: no two clocks differ in their speed by a twentieth."""
 RIGHTS_OVER_S: Final = RIGHT_S * _LONGER
 """After this time no right is left that was given before."""
+_WAIT_S_MIN: Final = 0.001
+"""The clock here is not trio's, where what is left may be too little to be any time."""
 HEADS_MAX: Final = 1024
 """Heads that follow: 96 machines with some each.  32 KiB of bits for each."""
 WAIT_NS_MAX: Final = 500_000_000
@@ -182,7 +184,7 @@ class HeadTurns:
         """Give no rights from now on, and return when none is left."""
         self._over.set()
         while (left_s := max((head.right_until for head in self._heads), default=-math.inf) - self._now()) > 0:
-            with trio.move_on_after(left_s):
+            with trio.move_on_after(max(left_s, _WAIT_S_MIN)):
                 await self._settling.park()
 
     # --- turns -------------------------------------------------------------------------------------
@@ -214,7 +216,8 @@ class HeadTurns:
         Without a checkpoint when none may.
         """
         while owing := [head for head in self._heads if head.owes(number, self._now())]:
-            with trio.move_on_after(max(head.right_until for head in owing) - self._now()):
+            left_s = max(head.right_until for head in owing) - self._now()
+            with trio.move_on_after(max(left_s, _WAIT_S_MIN)):
                 await self._settling.park()
 
     def _queue(self, found: dict[int, list[int]]) -> None:

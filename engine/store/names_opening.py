@@ -40,6 +40,7 @@ from lakefs.ports import Clock, Disk, Offload
 
 BeginAnew = Callable[[Disk, OpenedStore], Awaitable[OpenedStore]]
 """Replaces the metadata of a store whose lock is held, and returns the store as it is then."""
+_SLEEP_S_MIN: Final = 0.001
 _RESTORE_EVERY_S: Final = 60.0
 """The reserve is looked at so often."""
 
@@ -98,8 +99,8 @@ async def open_names_store(
 
 
 async def _sleep_until(clock: Clock, moment: float) -> None:
-    while clock.monotonic() < moment:  # noqa: ASYNC110 - clocks differ from trio's
-        await trio.sleep(moment - clock.monotonic())
+    while (left_s := moment - clock.monotonic()) > 0:  # noqa: ASYNC110 - nothing happens then but time
+        await trio.sleep(max(left_s, _SLEEP_S_MIN))  # clocks differ from trio's, and so little may be no time there
 
 
 def _store(life: MetadataLife, metadata: Metadata) -> KeyedStore:
