@@ -289,7 +289,7 @@ def test_a_client_that_cannot_have_one_of_them_works_by_requests(
             with _refused(engine, request_kind, error) as refused:
                 await use(lake)
             is_asked = is_local and (engine.store is not None or request_kind is not m.OpenSegments)
-            is_asked |= kind.shares_tier and request_kind is m.OpenSharedIndex
+            is_asked |= kind.shares_tier and request_kind in (m.OpenSharedIndex, m.OpenStamps)  # a head on this machine
             assert bool(refused) == is_asked
 
     kind.run(main)
