@@ -250,6 +250,9 @@ def test_a_name_that_appeared_before_its_folder_was_last_changed_moves_its_chang
 
 
 def test_the_stamps_of_a_folder_stand_until_a_name_in_it_changes(kind: Kind) -> None:
+    if not kind.puts_have_stamps:
+        pytest.skip("answers to changes have no stamps here")
+
     async def body(engine: Engine) -> None:
         client = engine.client
         if not client.carries_descriptors:
