@@ -332,7 +332,7 @@ def _cut_the_leader_off(machines: list[LakeMachine], found: dict[str, Host], loa
     """Take the machine that leads the names from the network, and bring it back when another one leads."""
     if not found:
         return
-    [leader] = [each for each in machines if _leads(each)]
+    [leader] = [each for each in machines if each.leads_names()]
     other = next(each for each in machines if each is not leader)
     host = next(each for each in found.values() if each.address == leader.host)
     load.forgives, before = True, load.refused
@@ -353,14 +353,6 @@ def _cut_the_leader_off(machines: list[LakeMachine], found: dict[str, Host], loa
     _eventually(lambda: _is_put(leader), "it serves again")
     load.forgives = False
     _say("its replica of the names follows", f"{load.refused - before} operations failed meanwhile")
-
-
-def _leads(machine: LakeMachine) -> bool:
-    """Return True if the replica of a machine leads the names."""
-    found = machine.status()
-    [leader] = [each["machine"] for each in found["names"]["replicas"] if each["state"] == "leads"]
-    mine = {each["machine"] for each in found["members"] if any(f"{machine.host}:" in at for at in each["addresses"])}
-    return leader in mine
 
 
 def _replicas(machine: LakeMachine, *states: str) -> list[str]:

@@ -61,18 +61,9 @@ class Bed:
     def leader(self) -> LakeMachine:
         """Return the machine whose replica leads."""
         while True:
-            for asked in self.machines:
-                status = asked.status()
-                leads = [each["machine"] for each in status.get("names", {}).get("replicas", []) if _leads(each)]
-                hosts = {
-                    host_of(address)
-                    for each in status.get("members", [])
-                    if each["machine"] in leads
-                    for address in each["addresses"]
-                }
-                found = [machine for machine in self.machines if machine.host in hosts]
-                if found:
-                    return found[0]
+            for machine in self.machines:
+                if machine.leads_names():
+                    return machine
 
     def settle(self) -> None:
         """Wait until all is whole."""
@@ -112,15 +103,6 @@ class Bed:
                 for name, content in self.acknowledged.items():
                     if bytes(lake.get(name)) != content:
                         raise RuntimeError(f"other bytes of {name}")
-
-
-def host_of(address: str) -> str:
-    """Return the host in an address of a member."""
-    return address.removeprefix("tcp://").rpartition(":")[0]
-
-
-def _leads(replica: dict[str, object]) -> bool:
-    return replica["state"] == "leads"
 
 
 Fault = Callable[[Bed, LakeMachine], float]

@@ -62,6 +62,15 @@ class LakeMachine(EngineProcess):
         found: dict[str, Any] = json.loads(self.lake("cluster", "status", "--json"))
         return found
 
+    def leads_names(self) -> bool:
+        """Return True if its replica leads the names, as it shows them itself."""
+        found = self.status()
+        leads = [each["machine"] for each in found.get("names", {}).get("replicas", []) if each["state"] == "leads"]
+        return any(
+            each["machine"] in leads and any(f"//{self.host}:" in address for address in each["addresses"])
+            for each in found.get("members", [])
+        )
+
     def member_of(self, device: Path) -> str:
         """Return the id of the member in a folder."""
         folders = json.loads(self.lake("status", "--json"))["folders"]

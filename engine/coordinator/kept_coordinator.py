@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import trio
 
-from engine.coordinator.coordinator import Compare, Entry, Found, Operation, Page, Transacted, Watch
+from engine.coordinator.coordinator import Entry, Found, Page, Watch
 from engine.coordinator.coordinator_bounds import check_key, check_page
-from lakefs.errors import EngineUnreachable
-from lakefs.ids import LeaseId, Revision
+from engine.coordinator.reads_only_coordinator import RefusesChanges
+from lakefs.ids import Revision
 from lakefs.limits import COORDINATOR_PAGE_BYTES_MAX
 
-_REVISION = Revision(1)
+KEPT: Final = "the lake's records are those that this machine has kept, and are only read"
+_REVISION: Final = Revision(1)
 
 
-class KeptCoordinator:
+class KeptCoordinator(RefusesChanges):
     """`Coordinator` over a mapping, for reads alone; all else raises EngineUnreachable."""
 
     def __init__(self, records: Mapping[bytes, bytes]) -> None:
+        super().__init__(KEPT)
         self._records = records
 
     async def get(self, key: bytes) -> Found:
@@ -49,33 +51,6 @@ class KeptCoordinator:
         await trio.lowlevel.checkpoint()
         yield _Nothing(from_revision)
 
-    async def transact(
-        self,
-        compares: Sequence[Compare],
-        then_ops: Sequence[Operation],
-        else_ops: Sequence[Operation] = (),
-        *,
-        is_repeatable: bool = False,
-    ) -> Transacted:
-        """Refuse."""
-        _refuse()
-
-    async def compact(self, revision: Revision) -> None:
-        """Refuse."""
-        _refuse()
-
-    async def lease(self, ttl_s: int) -> LeaseId:
-        """Refuse."""
-        _refuse()
-
-    async def keep_alive(self, lease: LeaseId) -> bool:
-        """Refuse."""
-        _refuse()
-
-    async def revoke(self, lease: LeaseId) -> None:
-        """Refuse."""
-        _refuse()
-
     def _entry(self, key: bytes) -> Entry:
         return Entry(key, self._records[key], _REVISION)
 
@@ -91,7 +66,3 @@ class _Nothing:
 
     async def __anext__(self) -> NoReturn:
         await trio.sleep_forever()
-
-
-def _refuse() -> NoReturn:
-    raise EngineUnreachable("the lake's records are those that this machine has kept, and are only read")

@@ -16,19 +16,11 @@ from lakefs.ids import LeaseId, Revision
 MOVED: Final = "the lake's coordinator is an etcd now: restart lake serve on this machine"
 
 
-class ReadsOnlyCoordinator:
-    """`Coordinator` over another one, for reads alone; all else raises EngineUnreachable."""
+class RefusesChanges:
+    """What is no read in the port `Coordinator`, refused with EngineUnreachable; reads and `watch` are its heirs'."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
-
-    async def get(self, key: bytes) -> Found:
-        """Return a key's entry; see the port."""
-        return await self._coordinator.get(key)
-
-    async def range(self, begin: bytes, end: bytes, *, limit: int, after: bytes = b"") -> Page:
-        """Return a page of entries; see the port."""
-        return await self._coordinator.range(begin, end, limit=limit, after=after)
+    def __init__(self, because: str) -> None:
+        self._because = because
 
     async def transact(
         self,
@@ -39,28 +31,43 @@ class ReadsOnlyCoordinator:
         is_repeatable: bool = False,
     ) -> Transacted:
         """Refuse."""
-        _refuse()
+        self._refuse()
 
     async def compact(self, revision: Revision) -> None:
         """Refuse."""
-        _refuse()
-
-    def watch(self, begin: bytes, end: bytes, from_revision: Revision) -> NoReturn:
-        """Refuse."""
-        _refuse()
+        self._refuse()
 
     async def lease(self, ttl_s: int) -> LeaseId:
         """Refuse."""
-        _refuse()
+        self._refuse()
 
     async def keep_alive(self, lease: LeaseId) -> bool:
         """Refuse."""
-        _refuse()
+        self._refuse()
 
     async def revoke(self, lease: LeaseId) -> None:
         """Refuse."""
-        _refuse()
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise EngineUnreachable(self._because)
 
 
-def _refuse() -> NoReturn:
-    raise EngineUnreachable(MOVED)
+class ReadsOnlyCoordinator(RefusesChanges):
+    """`Coordinator` over another one, for reads alone; all else raises EngineUnreachable."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        super().__init__(MOVED)
+        self._coordinator = coordinator
+
+    async def get(self, key: bytes) -> Found:
+        """Return a key's entry; see the port."""
+        return await self._coordinator.get(key)
+
+    async def range(self, begin: bytes, end: bytes, *, limit: int, after: bytes = b"") -> Page:
+        """Return a page of entries; see the port."""
+        return await self._coordinator.range(begin, end, limit=limit, after=after)
+
+    def watch(self, begin: bytes, end: bytes, from_revision: Revision) -> NoReturn:
+        """Refuse."""
+        self._refuse()

@@ -20,7 +20,7 @@ import lakefs
 from bench.harness.hosts import Host, hosts, hosts_can_be_made
 from tests.e2e.served import LAKE, environment
 from tests.e2e.test_lake_on_machines import PORT, Machine, eventually
-from tests.e2e.test_names_replicas import begun, is_whole, leader_of, used
+from tests.e2e.test_names_replicas import begun, is_whole, leader_of, serving_with_etcd, used
 from tests.etcd_rig import EtcdCluster, running_etcd
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
@@ -78,27 +78,8 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
         with running_etcd(folder / "etcd", at=etcd_hosts) as etcd:
             counts = {"m1": 2, "m2": 1, "m3": 1}
             machines = [HostMachine(folder / name, count, found[name]) for name, count in counts.items()]
-            with _serving(machines, etcd.urls):
-                made = Bed(machines, etcd, etcd_hosts)
-                machines[0].put("first", b"it makes the bucket")
-                made.settle()
-                yield made
-
-
-@contextmanager
-def _serving(machines: list[HostMachine], urls: tuple[str, ...]) -> Iterator[None]:
-    first, *others = machines
-    try:
-        first.init("prod", "--protect", "1+1", "--accept-loss", "--etcd", ",".join(urls))
-        first.start()
-        for machine in others:
-            machine.join(first)
-            machine.start()
-        yield
-    finally:
-        for machine in machines[::-1]:
-            if machine.process is not None and machine.process.poll() is None:
-                assert machine.stop() == 0
+            with serving_with_etcd(machines, etcd):
+                yield Bed(machines, etcd, etcd_hosts)
 
 
 @contextmanager

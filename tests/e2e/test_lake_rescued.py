@@ -16,7 +16,7 @@ from engine.lake.machine import read_machine
 from tests.e2e.served import lake
 from tests.e2e.test_lake_on_devices import content
 from tests.e2e.test_lake_on_machines import Machine, eventually
-from tests.e2e.test_names_replicas import is_whole, leader_of
+from tests.e2e.test_names_replicas import is_whole, leader_of, serving_with_etcd, stop_all
 from tests.etcd_rig import EtcdCluster, running_etcd
 
 pytestmark = [pytest.mark.slow]
@@ -33,24 +33,8 @@ def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
 def machines(etcd: EtcdCluster, tmp_path: Path) -> Iterator[list[Machine]]:
     """Three machines, each with a replica of the names."""
     machines = [Machine(tmp_path / f"machine{number}", count) for number, count in enumerate([2, 1, 1], 1)]
-    first, *others = machines
-    try:
-        first.init("prod", "--protect", "1+1", "--accept-loss", "--etcd", ",".join(etcd.urls))
-        first.start()
-        for machine in others:
-            machine.join(first)
-            machine.start()
-        first.put("first", b"it makes the bucket")
-        eventually(lambda: is_whole(first), "the machines have no replicas of the names")
+    with serving_with_etcd(machines, etcd):
         yield machines
-    finally:
-        stop_all(machines)
-
-
-def stop_all(machines: list[Machine]) -> None:
-    for machine in machines[::-1]:
-        if machine.process is not None and machine.process.poll() is None:
-            assert machine.stop() == 0
 
 
 def rescue(machine: Machine, *options: str) -> Any:

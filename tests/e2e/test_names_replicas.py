@@ -12,7 +12,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,13 @@ def machines(etcd: EtcdCluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """Three machines, each with a replica of the names; each drill leaves them whole."""
     folder = tmp_path_factory.mktemp("machines")
     machines = [Machine(folder / f"machine{number}", count) for number, count in enumerate([2, 1, 1], 1)]
+    with serving_with_etcd(machines, etcd):
+        yield machines
+
+
+@contextmanager
+def serving_with_etcd(machines: Sequence[Machine], etcd: EtcdCluster) -> Iterator[None]:
+    """Serve a lake over an etcd on three machines, each with a replica of the names; those that serve are stopped."""
     first, *others = machines
     try:
         first.init("prod", "--protect", "1+1", "--accept-loss", "--etcd", ",".join(etcd.urls))
@@ -115,11 +122,16 @@ def machines(etcd: EtcdCluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
             machine.start()
         first.put("first", b"it makes the bucket")
         eventually(lambda: is_whole(first), "the machines have no replicas of the names")
-        yield machines
+        yield
     finally:
-        for machine in machines[::-1]:
-            if machine.process is not None and machine.process.poll() is None:
-                assert machine.stop() == 0
+        stop_all(machines)
+
+
+def stop_all(machines: Sequence[Machine]) -> None:
+    """Stop the machines that serve."""
+    for machine in machines[::-1]:
+        if machine.process is not None and machine.process.poll() is None:
+            assert machine.stop() == 0
 
 
 def names_of(machine: Machine) -> dict[str, Any]:
