@@ -17,7 +17,7 @@ MOVED: Final = "the lake's coordinator is an etcd now: restart lake serve on thi
 
 
 class RefusesChanges:
-    """Refuses all in the port `Coordinator` that is no read, with EngineUnreachable; reads and `watch` are its heirs'."""
+    """Refuses all in the port `Coordinator` that is no read: EngineUnreachable.  Its heirs have reads and `watch`."""
 
     def __init__(self, because: str) -> None:
         self._because = because
