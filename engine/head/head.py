@@ -51,7 +51,7 @@ from engine.head.head_manifests import HeadManifests
 from engine.head.head_pins import HeadPins
 from engine.head.head_reads import ChunkReads, HeadOpens
 from engine.head.head_spaces import HeadSpaces
-from engine.head.head_stamp_requests import HeadStampRequests
+from engine.head.head_stamp_requests import HeadStampRequests, may_have_stamps
 from engine.head.head_stamps import HeadStamps, open_head_stamps
 from engine.head.head_tier import HeadMemory, HeadTier
 from engine.head.head_watch import HeadWatch, ShardsWatch
@@ -225,7 +225,8 @@ class Head(Groups):
         assert isinstance(client, HeadClient)
         client.link = self._link(end, FIRST_SHARD)
         if self._shards is not None:
-            client.shards = ClientNames(client.link, partial(self._link, end), self._shards)
+            join = partial(may_have_stamps, self.parts.stamps)
+            client.shards = ClientNames(client.link, partial(self._link, end), self._shards, join)
         return client
 
     def _link(self, end: Callable[[], None], shard: NamesShard) -> NamesLink:
@@ -236,7 +237,7 @@ class Head(Groups):
             connect = self._connect_shard(shard)
         link = NamesLink(self._nursery, connect, end, shard)
         if self.parts.stamps is not None:
-            link.learn = self.parts.stamps.learn
+            link.learn = partial(self.parts.stamps.learn, shard=shard)
         return link
 
     def watch(self, client: ServedClient, request: m.Watch) -> HeadWatch | ShardsWatch:
@@ -278,6 +279,8 @@ async def open_head(
         async with trio.open_nursery() as nursery:
             if stamps is not None:
                 nursery.start_soon(stamps.run, connect)
+                if shards is not None and connect_shard is not None:
+                    nursery.start_soon(_follow_shards, nursery, stamps, shards, connect_shard)
             nursery.start_soon(SessionRenewal(parts.references, parts.chunks).run)
             if memory.tier is not None:
                 nursery.start_soon(parts.tier.dram.run)
@@ -285,6 +288,18 @@ async def open_head(
                 nursery.start_soon(memory.shared_index.run)
             yield Head(parts, connect, nursery, shards, connect_shard)
             nursery.cancel_scope.cancel()
+
+
+async def _follow_shards(
+    nursery: trio.Nursery, stamps: HeadStamps, shards: NamesShards, connect_shard: ConnectShard
+) -> None:
+    """Follow the turns of each names shard behind the first, as soon as it is known."""
+    followed = 1
+    while True:
+        count = await shards.wait_count(followed)
+        for shard in map(NamesShard, range(followed, count)):
+            nursery.start_soon(stamps.run, connect_shard(shard), shard)
+        followed = count
 
 
 class HeadAbout:
