@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 import trio
@@ -21,11 +22,12 @@ from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate
 from engine.store.keyed_store import KeyedStore
+from engine.tables.views import Transaction
 from lakefs.errors import EngineUnreachable
 from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import InlineOffload
 from lakefs.ids import NamesShard
-from tests.head_rig import BUFFER_BYTES, KeysMember, Lake, Names, begin_records
+from tests.head_rig import BUFFER_BYTES, KeysMember, Lake, Names, UpkeepOf, begin_records
 from tests.memory_coordinator import MemoryCoordinator
 from tests.memory_member import MemoryMember
 from tests.memory_stripes import KnownState, MemoryStripes
@@ -72,6 +74,18 @@ class ShardedLake(Lake):
         return self.shards.known(bucket)
 
 
+def _begin_nodes(shard: NamesShard, txn: Transaction) -> None:
+    """Let a shard's ids of nodes be its own in the lake."""
+    txn.new_node_ids(1 + (shard << 40))
+
+
+@asynccontextmanager
+async def _names(coordinator: MemoryCoordinator, shard: NamesShard, upkeep_of: UpkeepOf | None) -> AsyncIterator[Names]:
+    async with names_store() as store:
+        await store.metadata.commit(partial(_begin_nodes, shard))
+        yield Names(store, upkeep_of, BucketShards(coordinator, shard))
+
+
 @asynccontextmanager
 async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
     """A lake whose names are in several shards; its upkeep is at the first.  At the end nothing is held."""
@@ -94,9 +108,8 @@ async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
         async with AsyncExitStack() as stack:
             all_names = []
             for shard in map(NamesShard, range(shard_count)):
-                store = await stack.enter_async_context(names_store())
-                buckets = BucketShards(coordinator, shard)
-                all_names.append(Names(store, upkeep_of if not shard else None, buckets))
+                made = _names(coordinator, shard, None if shard else upkeep_of)
+                all_names.append(await stack.enter_async_context(made))
 
             def connect_to(shard: NamesShard) -> ConnectNames:
                 @asynccontextmanager
