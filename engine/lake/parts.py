@@ -369,6 +369,8 @@ async def _open_head(
         memory=memory,
         machine=plan.machine.machine,
         fabric=fabric,
+        shards=way.shards,
+        connect_shard=way.connect_shard,
     )
     head = await stack.enter_async_context(opening)
     stack.callback(content.links.view.on_change(head.parts.homes.look))
