@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from typing import Any, cast
 
 import trio
 
@@ -27,12 +28,43 @@ from lakefs.errors import EngineUnreachable
 from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import InlineOffload
 from lakefs.ids import NamesShard
+from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient, Reply
 from tests.head_rig import BUFFER_BYTES, KeysMember, Lake, Names, UpkeepOf, begin_records
 from tests.memory_coordinator import MemoryCoordinator
 from tests.memory_member import MemoryMember
 from tests.memory_stripes import KnownState, MemoryStripes
 from tests.names_rig import names_store
 from tests.store_rig import run
+
+
+@dataclass
+class Paths:
+    """The ways of all heads to the names shards."""
+
+    away: set[NamesShard] = field(default_factory=set)
+    """Shards that cannot be connected to."""
+    delay: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+    """Called before each request, and before its answer."""
+
+
+class LatePath:
+    """A client of a shard whose requests and answers may be late."""
+
+    def __init__(self, client: EngineClient, paths: Paths) -> None:
+        self._client = client
+        self._paths = paths
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def call(self, request: m.Request, *rest: Any, **more: Any) -> Reply:
+        """Send a request, late, and return its answer, late."""
+        await self._paths.delay()
+        try:
+            return await self._client.call(request, *rest, **more)
+        finally:
+            await self._paths.delay()
 
 
 class InTurn(NamesShards):
@@ -57,8 +89,13 @@ class ShardedLake(Lake):
     """They are known to the first head so."""
     more_heads: Callable[[NamesShards], AbstractAsyncContextManager[Head]]
     """Opens another head, which knows shards as given."""
-    away: set[NamesShard] = field(default_factory=set)
-    """Shards that cannot be connected to."""
+    paths: Paths
+    """The ways of heads to the shards."""
+
+    @property
+    def away(self) -> set[NamesShard]:
+        """Shards that cannot be connected to."""
+        return self.paths.away
 
     def leases(self) -> int:
         """Return the number of leases that the names keep."""
@@ -96,7 +133,7 @@ async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
         await begin_records(LakeState(coordinator), known.tables[0])
         await coordinator.transact([], [Put(SHARDS_KEY, encode(ShardsRecord(shard_count)))])
         members = MemoryMember(stripes, known)
-        away: set[NamesShard] = set()
+        paths = Paths()
 
         def upkeep_of(store: KeyedStore, gate: BindGate) -> LakeUpkeep:
             joined = JoinedGeneration(store.metadata, gate)
@@ -114,10 +151,10 @@ async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
             def connect_to(shard: NamesShard) -> ConnectNames:
                 @asynccontextmanager
                 async def connect() -> AsyncIterator[NamesConnection]:
-                    if shard in away:
+                    if shard in paths.away:
                         raise EngineUnreachable(f"nothing leads names shard {shard}")
                     async with all_names[shard].connect() as connection:
-                        yield connection
+                        yield connection._replace(client=cast(EngineClient, LatePath(connection.client, paths)))
 
                 return connect
 
@@ -142,7 +179,7 @@ async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
             nursery.start_soon(shards.follow)
             head = await stack.enter_async_context(open_one(shards))
             yield ShardedLake(
-                head, all_names[0], keepers, stripes, known, coordinator, all_names, shards, open_one, away
+                head, all_names[0], keepers, stripes, known, coordinator, all_names, shards, open_one, paths
             )
         await keys.stop()
         nursery.cancel_scope.cancel()
