@@ -20,6 +20,7 @@ from engine.coordinator.records import SHARDS_KEY, ShardsRecord, encode
 from engine.head.head import Head, open_head
 from engine.head.names_link import ConnectNames, NamesConnection
 from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.lake_gc.names_in_process import NamesInProcess
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate
@@ -52,8 +53,8 @@ class Paths:
     """Number of times that the names of a shard were started again."""
     asked: list[tuple[int, str]] = field(default_factory=list)
     """The shard and kind of each request."""
-    delay: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
-    """Called before each request, and before its answer."""
+    delay: Callable[[int], Awaitable[None]] | None = None
+    """Called with the shard before each request, and before its answer: one that is cancelled then may be done."""
 
     def around(self, shard: NamesShard, connection: NamesConnection) -> NamesConnection:
         """Return a connection to a shard that goes this way."""
@@ -77,11 +78,13 @@ class LatePath:
     async def call(self, request: m.Request, *rest: Any, **more: Any) -> Reply:
         """Send a request, late, and return its answer, late."""
         self._paths.asked.append((self._shard, type(request).__name__))
-        await self._paths.delay()
+        if self._paths.delay is None:
+            return await self._client.call(request, *rest, **more)
+        await self._paths.delay(self._shard)
         try:
             return await self._client.call(request, *rest, **more)
         finally:
-            await self._paths.delay()
+            await self._paths.delay(self._shard)
 
 
 class InTurn(NamesShards):
@@ -140,6 +143,12 @@ async def _names(coordinator: MemoryCoordinator, shard: NamesShard, upkeep_of: U
         yield Names(store, upkeep_of, BucketShards(coordinator, shard))
 
 
+def _upkeep_of(all_names: Sequence[Names], shard: NamesShard) -> NamesInProcess:
+    """Return a shard as upkeep asks it."""
+    names = all_names[shard]
+    return NamesInProcess(names.store, JoinedGeneration(names.store.metadata, names.gate))
+
+
 def _connect(all_names: Sequence[Names], paths: Paths, shard: NamesShard) -> ConnectNames:
     """Return what connects to a shard."""
 
@@ -170,13 +179,14 @@ async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
 
         def upkeep_of(store: KeyedStore, gate: BindGate) -> LakeUpkeep:
             joined = JoinedGeneration(store.metadata, gate)
-            return LakeUpkeep(coordinator, members, stripes, store, gate, joined, InlineOffload())
+            others = partial(_upkeep_of, all_names)
+            return LakeUpkeep(coordinator, members, stripes, store, gate, joined, InlineOffload(), others=others)
 
         async def keepers() -> Sequence[EmbeddedEngine]:
             return [await keys.reach()]
 
+        all_names: list[Names] = []
         async with AsyncExitStack() as stack:
-            all_names: list[Names] = []
             for shard in map(NamesShard, range(shard_count)):
                 made = _names(coordinator, shard, None if shard else upkeep_of)
                 all_names.append(await stack.enter_async_context(made))
