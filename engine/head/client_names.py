@@ -17,7 +17,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeVar
@@ -229,17 +229,34 @@ class ClientNames:
     # --- batches -----------------------------------------------------------------------------------
 
     async def _ask_batch(self, request: routes.Batch) -> m.Message:
-        if self._shards.count == 1:
+        shard = FIRST_SHARD if self._shards.count == 1 else self._shard_of_all(request)
+        if shard is not None:
             try:
-                answer = await self.ask_part(FIRST_SHARD, request)
-            except BucketElsewhere as error:  # another shard is there, not yet known here
+                answer = await self.ask_part(shard, request)
+            except BucketElsewhere as error:  # nothing was done
                 await self.read(error.subject)
             else:
-                return answer if routes.has_succeeded(answer) else await self._looked_elsewhere(request, answer)
+                if shard == FIRST_SHARD and routes.has_succeeded(answer):
+                    return answer
+                return await self._looked_elsewhere(request, shard, routes.results_of(shard, answer))
         wanted = routes.wanted_by_batch(request)
         if not wanted:
             return await self._first.call(request)
         return await BatchOfShards(self, request, wanted).ask(range(len(wanted)))
+
+    def _shard_of_all(self, request: routes.Batch) -> NamesShard | None:
+        """Return the only shard that is known to have buckets of a batch; None if there are others, or unknown ones."""
+        shards = {self._shards.known(bucket) for bucket in routes.buckets_of(request)}
+        return shards.pop() if len(shards) == 1 else None
+
+    async def _looked_elsewhere(
+        self, request: routes.Batch, shard: NamesShard, results: Sequence[routes.Result]
+    ) -> m.Message:
+        """Return the answer of a shard, with results of other shards for buckets that it does not have."""
+        if not routes.without_bucket(results):
+            return routes.answer_of(request, results)
+        batch = BatchOfShards(self, request, routes.wanted_by_batch(request))
+        return await batch.ask(await batch.settle(shard, range(len(results)), results))
 
     async def ask_part(self, shard: NamesShard, request: routes.Batch) -> m.Message:
         """Ask a shard for names of a batch; the answer has stamps if they are asked for, and it has any now."""
@@ -247,14 +264,6 @@ class ClientNames:
         if isinstance(request, _HAVE_STAMPS) and request.stamps and not await self._join(link):
             request = msgspec.structs.replace(request, stamps=False)
         return await link.call(request)
-
-    async def _looked_elsewhere(self, request: routes.Batch, answer: m.Message) -> m.Message:
-        """Return the only shard's answer, with results of other shards for buckets that it does not have."""
-        results = routes.results_of(FIRST_SHARD, answer)
-        if not routes.without_bucket(results):
-            return answer
-        batch = BatchOfShards(self, request, routes.wanted_by_batch(request))
-        return await batch.ask(await batch.settle(FIRST_SHARD, range(len(results)), results))
 
     # --- all shards --------------------------------------------------------------------------------
 
