@@ -210,10 +210,10 @@ def test_shards_and_buckets_are_followed() -> None:
         await buckets.assign("early")
         async with open_names_shards(coordinator) as shards:
             await trio.testing.wait_all_tasks_blocked()
-            assert (shards.count, shards.known("early"), shards.known("late")) == (1, SECOND, None)
+            assert (shards.count, shards.known("early"), shards.known("late")) == (2, SECOND, None)
             await buckets.assign("late")
             await coordinator.transact([], [Put(SHARDS_KEY, encode(ShardsRecord(3)))])
-            assert await shards.wait_count(1) == 3
+            assert await shards.wait_count(2) == 3
             await trio.testing.wait_all_tasks_blocked()
             assert shards.known("late") == SECOND
             buckets.removed("early")
