@@ -22,8 +22,7 @@ from engine.head.names_link import NamesConnection
 from engine.lake.embedded_names import embedded_names
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_gc.lake_gc import LakeGcReport
-from engine.lake_gc.names_by_requests import names_by_requests
-from engine.lake_gc.names_port import OtherNames, ShardNames
+from engine.lake_upkeep.other_shards import OtherShards, shards_by_requests, shards_in_process
 from engine.lake_upkeep.shard_upkeep import ShardUpkeep
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate
@@ -85,7 +84,14 @@ class LedShard(SmallLake):
         self.gate = BindGate()
         self.joined = JoinedGeneration(self.names.metadata, self.gate)
         self.upkeep_of_shard = ShardUpkeep(
-            self.coordinator, self.names, self.joined, upload_expiry_s=self.expiry_s, batch=self._batch
+            self.shard,
+            self.coordinator,
+            self.members,
+            self.stripes,
+            self.names,
+            self.joined,
+            upload_expiry_s=self.expiry_s,
+            batch=self._batch,
         )
         await self.upkeep_of_shard.begin()
         self.service = NamesService(self.names, gate=self.gate, upkeep=self.upkeep_of_shard.requests)
@@ -130,14 +136,13 @@ class ShardedLake:
         self.others: Final[list[LedShard]] = []
         self.hook: Callable[[LedShard, m.Request], Awaitable[None]] = nothing_happens
         """Runs before each request of the driver to another shard."""
-        by_requests = names_by_requests(self._connect)
+        self.reached: Final = shards_by_requests(self._connect) if reach is Reach.BY_REQUESTS else self._in_process()
 
-        def of(shard: NamesShard) -> ShardNames:
-            if reach is Reach.BY_REQUESTS:
-                return by_requests(shard)
-            return self.others[shard - 1].upkeep_of_shard.names
+    def _in_process(self) -> OtherShards:
+        def now() -> OtherShards:
+            return shards_in_process({shard.shard: shard.upkeep_of_shard for shard in self.others})
 
-        self.names_of: Final[OtherNames] = of
+        return OtherShards(lambda shard: now().names(shard), lambda shard, full: now().check(shard, full))
 
     @property
     def shards(self) -> Sequence[SmallLake]:
@@ -175,7 +180,7 @@ async def sharded_lake(reach: Reach, count: int, members: int = 3, *, batch: int
     """A lake of so many names shards and members; see `small_lake`."""
     async with small_lake(members, batch=batch) as first:
         lake = ShardedLake(first, reach)
-        first.others = lake.names_of
+        first.others = lake.reached
         await first.stop_names()
         await first.start_names()
         for _ in range(count - 1):
