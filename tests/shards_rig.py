@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
+from typing import Any, cast
 
 import trio
 
@@ -21,16 +23,48 @@ from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate
 from engine.store.keyed_store import KeyedStore
+from engine.tables.views import Transaction
 from lakefs.errors import EngineUnreachable
 from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import InlineOffload
 from lakefs.ids import NamesShard
-from tests.head_rig import BUFFER_BYTES, KeysMember, Lake, Names, begin_records
+from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient, Reply
+from tests.head_rig import BUFFER_BYTES, KeysMember, Lake, Names, UpkeepOf, begin_records
 from tests.memory_coordinator import MemoryCoordinator
 from tests.memory_member import MemoryMember
 from tests.memory_stripes import KnownState, MemoryStripes
 from tests.names_rig import names_store
 from tests.store_rig import run
+
+
+@dataclass
+class Paths:
+    """The ways of all heads to the names shards."""
+
+    away: set[NamesShard] = field(default_factory=set)
+    """Shards that cannot be connected to."""
+    delay: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+    """Called before each request, and before its answer."""
+
+
+class LatePath:
+    """A client of a shard whose requests and answers may be late."""
+
+    def __init__(self, client: EngineClient, paths: Paths) -> None:
+        self._client = client
+        self._paths = paths
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def call(self, request: m.Request, *rest: Any, **more: Any) -> Reply:
+        """Send a request, late, and return its answer, late."""
+        await self._paths.delay()
+        try:
+            return await self._client.call(request, *rest, **more)
+        finally:
+            await self._paths.delay()
 
 
 class InTurn(NamesShards):
@@ -55,8 +89,13 @@ class ShardedLake(Lake):
     """They are known to the first head so."""
     more_heads: Callable[[NamesShards], AbstractAsyncContextManager[Head]]
     """Opens another head, which knows shards as given."""
-    away: set[NamesShard] = field(default_factory=set)
-    """Shards that cannot be connected to."""
+    paths: Paths
+    """The ways of heads to the shards."""
+
+    @property
+    def away(self) -> set[NamesShard]:
+        """Shards that cannot be connected to."""
+        return self.paths.away
 
     def leases(self) -> int:
         """Return the number of leases that the names keep."""
@@ -72,6 +111,18 @@ class ShardedLake(Lake):
         return self.shards.known(bucket)
 
 
+def _begin_nodes(shard: NamesShard, txn: Transaction) -> None:
+    """Let a shard's ids of nodes be its own in the lake."""
+    txn.new_node_ids(1 + (shard << 40))
+
+
+@asynccontextmanager
+async def _names(coordinator: MemoryCoordinator, shard: NamesShard, upkeep_of: UpkeepOf | None) -> AsyncIterator[Names]:
+    async with names_store() as store:
+        await store.metadata.commit(partial(_begin_nodes, shard))
+        yield Names(store, upkeep_of, BucketShards(coordinator, shard))
+
+
 @asynccontextmanager
 async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
     """A lake whose names are in several shards; its upkeep is at the first.  At the end nothing is held."""
@@ -82,7 +133,7 @@ async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
         await begin_records(LakeState(coordinator), known.tables[0])
         await coordinator.transact([], [Put(SHARDS_KEY, encode(ShardsRecord(shard_count)))])
         members = MemoryMember(stripes, known)
-        away: set[NamesShard] = set()
+        paths = Paths()
 
         def upkeep_of(store: KeyedStore, gate: BindGate) -> LakeUpkeep:
             joined = JoinedGeneration(store.metadata, gate)
@@ -94,17 +145,16 @@ async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
         async with AsyncExitStack() as stack:
             all_names = []
             for shard in map(NamesShard, range(shard_count)):
-                store = await stack.enter_async_context(names_store())
-                buckets = BucketShards(coordinator, shard)
-                all_names.append(Names(store, upkeep_of if not shard else None, buckets))
+                made = _names(coordinator, shard, None if shard else upkeep_of)
+                all_names.append(await stack.enter_async_context(made))
 
             def connect_to(shard: NamesShard) -> ConnectNames:
                 @asynccontextmanager
                 async def connect() -> AsyncIterator[NamesConnection]:
-                    if shard in away:
+                    if shard in paths.away:
                         raise EngineUnreachable(f"nothing leads names shard {shard}")
                     async with all_names[shard].connect() as connection:
-                        yield connection
+                        yield connection._replace(client=cast(EngineClient, LatePath(connection.client, paths)))
 
                 return connect
 
@@ -129,7 +179,7 @@ async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
             nursery.start_soon(shards.follow)
             head = await stack.enter_async_context(open_one(shards))
             yield ShardedLake(
-                head, all_names[0], keepers, stripes, known, coordinator, all_names, shards, open_one, away
+                head, all_names[0], keepers, stripes, known, coordinator, all_names, shards, open_one, paths
             )
         await keys.stop()
         nursery.cancel_scope.cancel()

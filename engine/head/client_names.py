@@ -184,7 +184,8 @@ class ClientNames:
             return source
         raise AcrossShards(
             f"buckets {shown(request.bucket)} and {shown(request.to_bucket)} are in different parts of the lake's "
-            f"names (names shards {source} and {target}), and nothing is moved between them; copy it, then remove it",
+            f"names (names shards {source} and {target}), and nothing is moved between them; "
+            "copy it, then remove it: lake cp, lake rm",
             subject=request.bucket,
         )
 
