@@ -9,9 +9,11 @@ Rules kept here:
   all of them refuse the connection, a call ends after ETCD_REFUSED_S.
 - Processes begin at different endpoints, so that those of a lake spread over all.
 - A try waits ETCD_TRY_S, and longer from the fourth on: a request that takes long is not repeated for ever.
+- An endpoint with a stream that is silent is asked for a sign of life (`keep_heard`); without one it is left, and its
+  streams end.  Pings of gRPC take longer: 9 s.
 - Only a status that says that nothing was done (`Status.is_open` is False) ends a call as its answer.
-- A call that is cancelled waits ETCD_CANCEL_S for the answer of a request that is under way, so that a request that
-  etcd will do is done, nearly always, when the call returns.
+- A call that is cancelled waits ETCD_CANCEL_S for the answer of a change that is under way, so that a change that etcd
+  will do is done, nearly always, when the call returns.
 - An answer of another etcd than the one that is meant is EngineUnreachable: what it has is not this lake's.
 - Password and token are in no message and no log.
 
@@ -38,6 +40,7 @@ from engine.etcd.etcd_bounds import (
     ETCD_ANSWER_BYTES_MAX,
     ETCD_CALL_S,
     ETCD_CANCEL_S,
+    ETCD_LOOK_S,
     ETCD_PAUSE_S,
     ETCD_QUICK_TRIES,
     ETCD_REFUSED_S,
@@ -58,6 +61,8 @@ _OPTIONS: Final = (
     # etcd ends connections that ping more often than every 5 s.
     ("grpc.keepalive_time_ms", 6000),
     ("grpc.keepalive_timeout_ms", 3000),
+    # Else each ping has 60 s, those of keep-alive too: a silent connection was lost after 60 to 66 s (gRPC 1.85).
+    ("grpc.http2.ping_timeout_ms", 3000),
     ("grpc.http2.max_pings_without_data", 0),
 )
 _NEEDS_LEADER: Final = ("hasleader", "true")
@@ -114,6 +119,8 @@ class Endpoint:
         self.address: Final = parts.netloc
         self.streams: Final[dict[Any, None]] = {}
         """Calls of `open_stream`; they are cancelled when the endpoint is silent."""
+        self.heard_at = -math.inf
+        """When something arrived from it, or it was asked for a sign of life, on trio's clock."""
         if parts.scheme == "https":
             credentials = grpc.ssl_channel_credentials(access.ca, access.key, access.certificate)
             self.channel = grpc.secure_channel(self.address, credentials, options=_OPTIONS)
@@ -269,15 +276,17 @@ class EtcdLink:
         future.add_done_callback(lambda _: _wake(token, done))
         self._under_way.add(done)
         try:
-            await _waited(done)
+            await (done.wait() if method is RANGE else _waited(done))
         finally:
             self._under_way.discard(done)
             future.cancel()
         self.check_open()
         try:
-            return future.result(timeout=0)
+            answer = future.result(timeout=0)
         except grpc.RpcError as error:
             return status_of(error)
+        endpoint.heard_at = trio.current_time()
+        return answer
 
     # --- streams -----------------------------------------------------------------------------------------
 
@@ -300,6 +309,22 @@ class EtcdLink:
             status = await trio.to_thread.run_sync(_read_in_thread, stream, take, limiter=_OWN_THREAD)
             nursery.cancel_scope.cancel()
         return status
+
+    async def keep_heard(self, endpoint: Endpoint, sign: e.Message) -> None:
+        """Leave an endpoint once it gives no sign of life, and return; beside each of its streams.
+
+        `sign` is a read that it answers by itself, without others.  Streams of an endpoint share what they learn.
+        """
+        while True:
+            wait_s = endpoint.heard_at + ETCD_LOOK_S - trio.current_time()
+            if wait_s > 0:
+                await trio.sleep(wait_s)
+                continue
+            endpoint.heard_at = trio.current_time()
+            answer = await self._ask_once(endpoint, RANGE, sign, ETCD_TRY_S)
+            if isinstance(answer, Status) and answer.is_silence:
+                self.leave(endpoint, answer)
+                return
 
     def end_stream(self, endpoint: Endpoint, stream: Any) -> None:
         """End a stream; its iterator ends in the thread that reads it."""

@@ -170,6 +170,28 @@ def test_a_watch_that_was_silent_misses_nothing_and_one_that_was_away_during_a_c
     play(scenario)
 
 
+@pytest.mark.parametrize("which", ["leader", "other"])
+def test_a_watch_at_a_node_that_stands_still_goes_on_at_another_though_nothing_else_is_asked(which: str) -> None:
+    async def scenario(world: World) -> None:
+        nodes = world.nodes
+        async with world.process("one") as one, world.process("two") as two:
+            async with two.watch(b"a", b"b", Revision(2)) as watch:
+                await put(one, b"a")
+                await next_changes(watch)
+                [stream] = nodes.streams
+                if (stream.host == nodes.leader) != (which == "leader"):
+                    return
+                await pause(20.0)
+                nodes.stop(stream.host)
+                begun = trio.current_time()
+                await put(one, b"a", b"new")
+                assert as_values(await next_changes(watch)) == {b"a": b"new"}
+                assert trio.current_time() < begun + 5.0, "an election, a look and a try"
+                world.figures["stopped"] += 1
+
+    assert sum(play(scenario, seed).figures["stopped"] for seed in range(10)) > 1
+
+
 def test_an_etcd_that_is_full_refuses_what_grows_until_room_was_made() -> None:
     async def scenario(world: World) -> None:
         async with world.process("one") as one:

@@ -6,6 +6,7 @@ markers, sessions, and watches that begin again are the product's (`engine.etcd`
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -16,7 +17,7 @@ import trio
 from engine.etcd import etcd_messages as e
 from engine.etcd.etcd_bounds import ETCD_CANCEL_S
 from engine.etcd.etcd_coordinator import EtcdCoordinator, coordinator_over
-from engine.etcd.etcd_link import ENDED, Endpoint, EtcdAccess, EtcdLink, Method
+from engine.etcd.etcd_link import ENDED, RANGE, Endpoint, EtcdAccess, EtcdLink, Method
 from engine.etcd.etcd_status import Status
 from lakefs.errors import EngineUnreachable
 from tests.sim.cluster.etcd_nodes import REFUSED, RESET, SILENCE_S, EtcdNodes, EtcdStream
@@ -45,6 +46,7 @@ class _Endpoint(Endpoint):
     def __init__(self, host: str, access: EtcdAccess) -> None:
         self.address = host  # type: ignore[misc]
         self.streams = {}  # type: ignore[misc]
+        self.heard_at = -math.inf
 
 
 class _Call:
@@ -102,12 +104,14 @@ class SimEtcdLink(EtcdLink):
         self._under_way.add(call.done)
         try:
             with trio.move_on_after(max(0.0, timeout_s)) as deadline:
-                await _waited(call.done, deadline)
+                await (call.done.wait() if method is RANGE else _waited(call.done, deadline))
         finally:
             self._under_way.discard(call.done)
         self.check_open()
         answer = call.answer
         call.done.set()
+        if not isinstance(answer, Status):
+            endpoint.heard_at = trio.current_time()
         return answer
 
     async def _deliver(self, host: str, method: Method, request: e.Message, call: _Call) -> None:
