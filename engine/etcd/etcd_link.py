@@ -4,11 +4,13 @@
     answer, is_repeat = await link.ask_each(TXN, make)  one whose repeats differ: make(is_repeat) for each try
 
 Rules kept here:
-- One endpoint is in use.  When it is away, silent or without a leader, the next one is, for calls and watches; after
-  the last one the first is tried again, until ETCD_CALL_S have passed since the call began: EngineUnreachable.  While
-  all of them refuse the connection, a call ends after ETCD_REFUSED_S.
+- One endpoint is in use.  When it is away, silent or without a leader, another one is, for calls and watches: the next
+  that was heard within ETCD_LOOK_S, else the next, round and round, until ETCD_CALL_S have passed since the call began:
+  EngineUnreachable.  While all of them refuse the connection, a call ends after ETCD_REFUSED_S.
 - Processes begin at different endpoints, so that those of a lake spread over all.
 - A try waits ETCD_TRY_S, and longer from the fourth on: a request that takes long is not repeated for ever.
+- While an answer is late, all endpoints are asked if there is another leader (`look_around`).  When one has said so,
+  what was sent before counts as lost, and is sent again, to that one.
 - An endpoint with a stream that is silent is asked for a sign of life (`keep_heard`); without one it is left, and its
   streams end.  Pings of gRPC take longer: 9 s.
 - Only a status that says that nothing was done (`Status.is_open` is False) ends a call as its answer.
@@ -36,10 +38,12 @@ import structlog
 import trio
 
 from engine.etcd import etcd_messages as e
+from engine.etcd.calls_under_way import CallsUnderWay
 from engine.etcd.etcd_bounds import (
     ETCD_ANSWER_BYTES_MAX,
     ETCD_CALL_S,
     ETCD_CANCEL_S,
+    ETCD_LATE_S,
     ETCD_LOOK_S,
     ETCD_PAUSE_S,
     ETCD_QUICK_TRIES,
@@ -67,6 +71,7 @@ _OPTIONS: Final = (
 )
 _NEEDS_LEADER: Final = ("hasleader", "true")
 ENDED: Final = Status(grpc.StatusCode.UNAVAILABLE, "the stream ended")
+OVERTAKEN: Final = Status(grpc.StatusCode.UNAVAILABLE, "another leader was elected before it answered")
 _TOKENS_MAX: Final = 3
 """Tokens tried for one call: each may be refused because users were changed in the meantime."""
 
@@ -120,7 +125,9 @@ class Endpoint:
         self.streams: Final[dict[Any, None]] = {}
         """Calls of `open_stream`; they are cancelled when the endpoint is silent."""
         self.heard_at = -math.inf
-        """When something arrived from it, or it was asked for a sign of life, on trio's clock."""
+        """When something arrived from it last, on trio's clock."""
+        self.asked_at = -math.inf
+        """When a stream had it asked for a sign of life."""
         if parts.scheme == "https":
             credentials = grpc.ssl_channel_credentials(access.ca, access.key, access.certificate)
             self.channel = grpc.secure_channel(self.address, credentials, options=_OPTIONS)
@@ -154,7 +161,9 @@ class EtcdLink:
         self._closed = False
         self._has_answered = True
         """The endpoint in use has answered, or is the first."""
-        self._under_way: set[trio.Event] = set()
+        self._calls = CallsUnderWay()
+        self._term = 0
+        """The highest term of a leader that an answer had; 0 before that."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -164,8 +173,7 @@ class EtcdLink:
     def close(self) -> None:
         """End all calls and streams, and those to come, with EngineUnreachable."""
         self._closed = True
-        for done in self._under_way:
-            done.set()
+        self._calls.end_all()
         for endpoint in self._endpoints:
             endpoint.channel.close()
 
@@ -175,15 +183,25 @@ class EtcdLink:
             raise EngineUnreachable("the coordinator was closed")
 
     def leave(self, endpoint: Endpoint, status: Status) -> None:
-        """Use the next endpoint, if this one is still in use; its streams move too if it is silent."""
+        """Use another endpoint, if this one is still in use; its streams move too if it is silent."""
         if endpoint is self.endpoint and len(self._endpoints) > 1 and not self._closed:
-            self._used = (self._used + 1) % len(self._endpoints)
-            if self._has_answered:  # said once, and not each time round while none answers
-                _log.info("another endpoint of etcd is used", endpoint=self.endpoint.address, left=endpoint.address)
-            self._has_answered = False
+            self._use(self._next())
         if status.is_silence:
             for stream in list(endpoint.streams):
                 stream.cancel()
+
+    def _next(self) -> int:
+        """Return the number of the next endpoint; of the next that was heard just now, if there is one."""
+        others = [(self._used + step) % len(self._endpoints) for step in range(1, len(self._endpoints))]
+        since = trio.current_time() - ETCD_LOOK_S
+        return next((number for number in others if self._endpoints[number].heard_at >= since), others[0])
+
+    def _use(self, number: int) -> None:
+        """Use another endpoint."""
+        left, self._used = self.endpoint, number
+        if self._has_answered:  # said once, and not each time round while none answers
+            _log.info("another endpoint of etcd is used", endpoint=self.endpoint.address, left=left.address)
+        self._has_answered = False
 
     # --- calls -------------------------------------------------------------------------------------------
 
@@ -204,6 +222,12 @@ class EtcdLink:
         `make` returns the request of a try, from True if an earlier one may have been done, or may yet be.
         EngineUnreachable when no endpoint answered in time; then any of the tries may have been done, or may yet be.
         """
+        with self._calls.call():
+            return await self._ask_each(method, make, is_repeat)
+
+    async def _ask_each(
+        self, method: Method, make: Callable[[bool], e.Message], is_repeat: bool
+    ) -> tuple[e.Message | Status, bool]:
         until = trio.current_time() + ETCD_CALL_S
         refused_until = trio.current_time() + ETCD_REFUSED_S
         tokens = 0
@@ -219,6 +243,8 @@ class EtcdLink:
             if not answer.is_open:
                 return answer, is_repeat
             is_repeat = True
+            if answer is OVERTAKEN:
+                continue
             refused_until = refused_until if answer.is_refused else math.inf
             self.leave(endpoint, answer)
             if not answer.is_silence:
@@ -239,6 +265,28 @@ class EtcdLink:
                 "was made anew or put back from a backup; bring the right one back",
                 subject=endpoint.address,
             )
+        self._note_term(endpoint, answer.header.raft_term)
+
+    def _note_term(self, endpoint: Endpoint, term: int) -> None:
+        """Note the term of the leader that an endpoint knows; give up what was sent before that one was elected."""
+        before, self._term = self._term, max(self._term, term)
+        if 0 < before < term and self._calls.give_up() and endpoint is not self.endpoint:
+            self._use(self._endpoints.index(endpoint))
+
+    async def look_around(self, sign: e.Message) -> None:
+        """Look for another leader while an answer is late, until cancelled; `sign`: see `keep_heard`."""
+        async with trio.open_nursery() as nursery:
+            for endpoint in self._endpoints:
+                nursery.start_soon(self._look_at, endpoint, sign)
+
+    async def _look_at(self, endpoint: Endpoint, sign: e.Message) -> None:
+        while True:
+            await trio.sleep(ETCD_LATE_S / 2)
+            if self._calls.are_late(ETCD_LATE_S):
+                with suppress(EngineUnreachable):
+                    answer = await self._ask_once(endpoint, RANGE, sign, ETCD_LATE_S)
+                    if not isinstance(answer, Status):
+                        self._check_cluster(endpoint, answer)
 
     async def _ask_once(
         self, endpoint: Endpoint, method: Method, request: e.Message, timeout_s: float
@@ -270,17 +318,18 @@ class EtcdLink:
     ) -> e.Message | Status:
         await trio.lowlevel.checkpoint()
         self.check_open()
-        done = trio.Event()
+        sent = self._calls.begin(takes_long=method is DEFRAGMENT)
         token = trio.lowlevel.current_trio_token()
         future = endpoint.sender(method).future(request, timeout=max(0.0, timeout_s), metadata=self.metadata())
-        future.add_done_callback(lambda _: _wake(token, done))
-        self._under_way.add(done)
+        future.add_done_callback(lambda _: _wake(token, sent.done))
         try:
-            await (done.wait() if method is RANGE else _waited(done))
+            await (sent.done.wait() if method is RANGE else _waited(sent.done))
         finally:
-            self._under_way.discard(done)
+            self._calls.end(sent)
             future.cancel()
         self.check_open()
+        if sent.is_given_up:
+            return OVERTAKEN
         try:
             answer = future.result(timeout=0)
         except grpc.RpcError as error:
@@ -316,11 +365,11 @@ class EtcdLink:
         `sign` is a read that it answers by itself, without others.  Streams of an endpoint share what they learn.
         """
         while True:
-            wait_s = endpoint.heard_at + ETCD_LOOK_S - trio.current_time()
+            wait_s = max(endpoint.heard_at, endpoint.asked_at) + ETCD_LOOK_S - trio.current_time()
             if wait_s > 0:
                 await trio.sleep(wait_s)
                 continue
-            endpoint.heard_at = trio.current_time()
+            endpoint.asked_at = trio.current_time()
             answer = await self._ask_once(endpoint, RANGE, sign, ETCD_TRY_S)
             if isinstance(answer, Status) and answer.is_silence:
                 self.leave(endpoint, answer)

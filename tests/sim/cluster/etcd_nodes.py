@@ -196,11 +196,12 @@ class EtcdNodes:
             return REFUSED
         await pause(self.rng.uniform(*_COMMIT_S) + self.faults.commit_s)
         until = trio.current_time() + HELD_MAX_S
+        is_lost = method is not KEEP_ALIVE and self._sends_in_vain(host)
         while method is not KEEP_ALIVE or not self._believes(host):
             now = trio.current_time()
             if self.is_away(host):
                 return RESET
-            if self.serves(host) or (self._runs(host) and method is RANGE and request.serializable):
+            if (self.serves(host) and not is_lost) or self._answers_alone(host, method, request):
                 return self.state.answer(method, request, 1 + self.hosts.index(host))
             if self._runs(host) and now > self._led_at[host] + KNOWS_S and self.rng.random() < 0.2:
                 return _NO_LEADER
@@ -208,6 +209,16 @@ class EtcdNodes:
                 return _TIMED_OUT
             await self.wait_changed()
         return self._kept_in_vain(host, request)
+
+    def _answers_alone(self, host: str, method: Method, request: Any) -> bool:
+        """Return True for a read that a node does by itself, if it is in touch with a leader as far as it knows."""
+        is_alone = method is RANGE and request.serializable
+        return is_alone and self._runs(host) and trio.current_time() < self._led_at[host] + KNOWS_S
+
+    def _sends_in_vain(self, host: str) -> bool:
+        """Return True if a node that follows sends a request on to a leader that is gone, and does not know it yet."""
+        knows = self.leader is None and trio.current_time() > self._led_at[host] + _ELECTION_S[0]
+        return self._runs(host) and not self.serves(host) and not knows
 
     def _believes(self, host: str) -> bool:
         """Return True if a node believes to lead, and does not."""
