@@ -27,10 +27,10 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import grpc
@@ -51,6 +51,7 @@ from engine.etcd.etcd_bounds import (
     ETCD_TRY_S,
 )
 from engine.etcd.etcd_status import Status, error_of, status_of
+from engine.etcd.etcd_streams import read_answers
 from lakefs.errors import ConfigError, EngineUnreachable
 
 _log: Final = structlog.get_logger(__name__)
@@ -70,7 +71,6 @@ _OPTIONS: Final = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 _NEEDS_LEADER: Final = ("hasleader", "true")
-ENDED: Final = Status(grpc.StatusCode.UNAVAILABLE, "the stream ended")
 OVERTAKEN: Final = Status(grpc.StatusCode.UNAVAILABLE, "another leader was elected before it answered")
 _TOKENS_MAX: Final = 3
 """Tokens tried for one call: each may be refused because users were changed in the meantime."""
@@ -353,11 +353,7 @@ class EtcdLink:
 
         They are read in a thread, which ends when this is cancelled.
         """
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancelled_with, stream)
-            status = await trio.to_thread.run_sync(_read_in_thread, stream, take, limiter=_OWN_THREAD)
-            nursery.cancel_scope.cancel()
-        return status
+        return await read_answers(stream, take)
 
     async def keep_heard(self, endpoint: Endpoint, sign: e.Message) -> None:
         """Leave an endpoint once it gives no sign of life, and return; beside each of its streams.
@@ -391,38 +387,6 @@ class EtcdLink:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return what each request carries."""
         return (_NEEDS_LEADER, ("token", self._token)) if self._token else (_NEEDS_LEADER,)
-
-
-class _OwnThread:
-    """In the place of a limiter of threads: a stream has one for as long as it lasts, and takes none from others."""
-
-    async def acquire_on_behalf_of(self, borrower: object) -> None:
-        """Take a thread at once."""
-        await trio.lowlevel.checkpoint()
-
-    def release_on_behalf_of(self, borrower: object) -> None:
-        """Give it back."""
-
-
-_OWN_THREAD: Final = cast(trio.CapacityLimiter, _OwnThread())
-
-
-def _read_in_thread(stream: Iterable[Any], take: Callable[[Any], Awaitable[bool]]) -> Status:
-    try:
-        for answer in stream:
-            if trio.from_thread.run(take, answer):
-                break
-    except grpc.RpcError as error:
-        return status_of(error)
-    return ENDED
-
-
-async def _cancelled_with(stream: Any) -> None:
-    """End a stream when this task is cancelled, so that its thread ends."""
-    try:
-        await trio.sleep_forever()
-    finally:
-        stream.cancel()
 
 
 def _serialized(message: Any) -> bytes:

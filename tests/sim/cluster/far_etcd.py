@@ -18,8 +18,9 @@ from engine.etcd import etcd_messages as e
 from engine.etcd.calls_under_way import TryUnderWay
 from engine.etcd.etcd_bounds import ETCD_CANCEL_S
 from engine.etcd.etcd_coordinator import EtcdCoordinator, coordinator_over
-from engine.etcd.etcd_link import DEFRAGMENT, ENDED, OVERTAKEN, RANGE, Endpoint, EtcdAccess, EtcdLink, Method
+from engine.etcd.etcd_link import DEFRAGMENT, OVERTAKEN, RANGE, Endpoint, EtcdAccess, EtcdLink, Method
 from engine.etcd.etcd_status import Status
+from engine.etcd.etcd_streams import ENDED
 from lakefs.errors import EngineUnreachable
 from tests.sim.cluster.etcd_nodes import REFUSED, RESET, SILENCE_S, EtcdNodes, EtcdStream
 from tests.sim.cluster.network import Way
