@@ -72,6 +72,7 @@ _OPTIONS: Final = (
 )
 _NEEDS_LEADER: Final = ("hasleader", "true")
 OVERTAKEN: Final = Status(grpc.StatusCode.UNAVAILABLE, "another leader was elected before it answered")
+_NO_TOKEN: Final = Status(grpc.StatusCode.DEADLINE_EXCEEDED, "there was no token in time")
 _TOKENS_MAX: Final = 3
 """Tokens tried for one call: each may be refused because users were changed in the meantime."""
 
@@ -302,16 +303,20 @@ class EtcdLink:
         return answer
 
     async def _authenticate(self, endpoint: Endpoint, timeout_s: float) -> Status | None:
-        """Make sure of a token, which all calls share: etcd spends 0.1 s of CPU on each."""
-        async with self._authenticating:
-            if self._token:
+        """Make sure of a token, which all calls share, and one of them asks for: etcd spends 0.1 s of CPU on each."""
+        until = trio.current_time() + timeout_s
+        with trio.move_on_at(until) as waiting:
+            async with self._authenticating:
+                waiting.deadline = math.inf
+                if self._token:
+                    return None
+                request = e.AuthenticateRequest(name=self._access.user, password=self._access.password)
+                answer = await self._call(endpoint, _AUTHENTICATE, request, until - trio.current_time())
+                if isinstance(answer, Status):
+                    return answer
+                self._token = answer.token
                 return None
-            request = e.AuthenticateRequest(name=self._access.user, password=self._access.password)
-            answer = await self._call(endpoint, _AUTHENTICATE, request, timeout_s)
-            if isinstance(answer, Status):
-                return answer
-            self._token = answer.token
-            return None
+        return _NO_TOKEN
 
     async def _call(
         self, endpoint: Endpoint, method: Method, request: e.Message, timeout_s: float
