@@ -107,7 +107,7 @@ async def be_heads(address: str, count: int) -> None:
         for head, link in zip(heads, links, strict=True):
             link.learn = head.learn
             nursery.start_soon(head.run, names_at(address))
-        while not all(head.turns for head in heads):  # noqa: ASYNC110 - heads are asked here as nowhere else
+        while not all(head.turns() for head in heads):  # noqa: ASYNC110 - heads are asked here as nowhere else
             await trio.sleep(0.01)
         for head, link in zip(heads, links, strict=True):
             await head.join(link)

@@ -30,6 +30,7 @@ from errno import (
     EROFS,
     ESTALE,
     ETIMEDOUT,
+    EXDEV,
 )
 from typing import ClassVar, Final
 
@@ -171,6 +172,10 @@ class SpaceNotFound(UserError):
     """No such space of keyed blobs: it was removed, or never was."""
 
 
+class AcrossShards(UserError):
+    """The names of a lake are divided, and the two buckets of a move are in different parts: copy, then remove."""
+
+
 class EngineUnreachable(OperationalError):
     """Nothing listens at the address, or the engine was lost and did not return in time."""
 
@@ -179,6 +184,12 @@ class EngineUnreachable(OperationalError):
 
 class CoordinatorLost(EngineUnreachable):
     """The coordinator of the lake cannot be asked, or another process leads the names; content can be read on."""
+
+
+class BucketElsewhere(OperationalError):
+    """The bucket is assigned to another names shard; ask that one."""
+
+    retryable = True
 
 
 class EngineBusy(OperationalError):
@@ -331,6 +342,7 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
     ErrorRow(VersionNotFound, 22, 66, 404, ENOENT),
     ErrorRow(VersionIsMarker, 23, 65, 405, EINVAL),
     ErrorRow(SpaceNotFound, 24, 66, 404, ENOENT),
+    ErrorRow(AcrossShards, 25, 73, 409, EXDEV),
     ErrorRow(EngineUnreachable, 32, 69, 503, ECONNREFUSED),
     ErrorRow(EngineBusy, 33, 75, 503, EBUSY),
     ErrorRow(DeadlineExceeded, 34, 75, 504, ETIMEDOUT),
@@ -349,6 +361,7 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
     ErrorRow(StaleEpoch, 47, 75, 503, EBUSY),
     ErrorRow(ClusterDegraded, 48, 69, 503, EIO),
     ErrorRow(CoordinatorLost, 49, 69, 503, ECONNREFUSED),
+    ErrorRow(BucketElsewhere, 50, 75, 503, EBUSY),
     ErrorRow(ChunkDamaged, 64, 1, 500, EIO),
     ErrorRow(IndexDamaged, 65, 1, 500, EIO),
     ErrorRow(JournalDamaged, 66, 1, 500, EIO),

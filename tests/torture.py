@@ -48,6 +48,7 @@ PARTS = {
     "lakes": Part("tests.sim.cluster.campaign", {"--histories": 5000}),
     "etcd-lakes": Part("tests.sim.cluster.etcd_campaign", {"--histories": 5000}),
     "replicas": Part("tests.sim.replicas.campaign", {"--histories": 5000}),
+    "etcd-room": Part("tests.sim.replicas.room", {"--hours": 24}, has_jobs=False, waits=True),
     "cycles": Part("tests.crash.cycles", {"--cycles": 1000}, has_jobs=False),
     "mount-cycles": Part("tests.crash.mount_cycles", {"--count": 200}, has_jobs=False),
     "gc": Part("tests.crash.fire", {"--cycles": 500}, has_jobs=False),

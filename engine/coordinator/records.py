@@ -13,10 +13,12 @@
     names/SHARD/...             LogRecord, ...    the log of the names' groups (`engine.format.group_parts`)
     coordinator                 ChargeRecord      whether this coordinator is the lake's, or has been, or will be
     etcd                        EtcdRecord        where the lake's etcd is, for machines that join
-    checkpoints                 CheckpointsRecord the checkpoints of the names that are content of the lake
+    checkpoints[/SHARD]         CheckpointsRecord the checkpoints of a names shard that are content of the lake
     repeated                    RepeatedRecord    in a table of the names beside an etcd: when these keys were repeated
-    names/0000/leader           LeaderRecord      the replica of the names that leads, on its lease
+    names/SHARD/leader          LeaderRecord      the replica of a names shard that leads, on its lease
     settings                    SettingsRecord    what an operator has set for the whole lake
+    shards                      ShardsRecord      the number of names shards; absent: one
+    buckets/NAME                BucketShardRecord the names shard that a bucket is assigned to, or may be made in
     present/ID                  HeadRecord        a process that serves clients, on its lease; a random id, in hex
 
 A value is a msgpack array that begins with its version; fields are appended, never moved.  An unknown version is
@@ -36,7 +38,7 @@ import msgspec
 from engine.format.group_parts import FIRST_SHARD, LogKeys
 from engine.format.records import decode_record
 from lakefs.errors import StoreUnusable
-from lakefs.ids import BlobId, GcGeneration, MemberId, Partition, RingEpoch, Sequence
+from lakefs.ids import BlobId, GcGeneration, MemberId, NamesShard, Partition, RingEpoch, Sequence
 
 LAKE_KEY: Final = b"lake"
 EPOCH_KEY: Final = b"epoch"
@@ -60,6 +62,9 @@ DIRTY: Final = b"dirty/", b"dirty0"
 OPENINGS: Final = b"openings/", b"openings0"
 """Begin and end of the keys of openings; behind those that every head follows."""
 SETTINGS_KEY: Final = b"settings"
+SHARDS_KEY: Final = b"shards"
+BUCKETS: Final = b"buckets/", b"buckets0"
+"""Begin and end of the keys of buckets."""
 PRESENT: Final = b"present/", b"present0"
 """Begin and end of the keys of heads that are there."""
 _VERSION: Final = 1
@@ -300,6 +305,18 @@ class SettingsRecord(msgspec.Struct, frozen=True, array_like=True):
     out_stops: str = "rack"
 
 
+class ShardsRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The names shards of the lake are those from 0 on, so many; their number never falls."""
+
+    count: int = 1
+
+
+class BucketShardRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The names shard that a bucket is assigned to: it is there, or may be made there and nowhere else."""
+
+    shard: NamesShard
+
+
 class _Versioned(msgspec.Struct, frozen=True, array_like=True):
     """The stored array: its version, and the record."""
 
@@ -324,6 +341,8 @@ Record = (
     | LeaderRecord
     | HeadRecord
     | SettingsRecord
+    | ShardsRecord
+    | BucketShardRecord
 )
 R = TypeVar("R", bound=Record)
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -387,3 +406,18 @@ def dirty_key(partition: Partition) -> bytes:
 def partition_of_key(key: bytes) -> Partition:
     """Number of the partition, from the key that notes it as dirty."""
     return Partition(int(key.removeprefix(DIRTY[0]), 16))
+
+
+def bucket_key(bucket: str) -> bytes:
+    """Key of a bucket."""
+    return BUCKETS[0] + bucket.encode()
+
+
+def bucket_of_key(key: bytes) -> str:
+    """Return the bucket that has a key."""
+    return key.removeprefix(BUCKETS[0]).decode()
+
+
+def checkpoints_key(shard: NamesShard) -> bytes:
+    """Key of the checkpoints of a names shard."""
+    return CHECKPOINTS_KEY if shard == FIRST_SHARD else CHECKPOINTS_KEY + b"/%04x" % shard

@@ -26,9 +26,10 @@ from lakefs.ids import LeaseId, Revision
 class TermCoordinator:
     """`Coordinator` over another one, for one term of a replica.  Used on the loop."""
 
-    def __init__(self, coordinator: Coordinator, replica: bytes) -> None:
-        """`replica`: the id of the one that leads when this is made."""
+    def __init__(self, coordinator: Coordinator, replica: bytes, leader_key: bytes = LEADER_KEY) -> None:
+        """`replica`: the id of the one that leads when this is made; `leader_key`: of its names shard."""
         self._coordinator: Final = coordinator
+        self._key: Final = leader_key
         self._replica: Final = replica
         self._term: HasRevision | None = None
 
@@ -50,10 +51,10 @@ class TermCoordinator:
         return Transacted(done.outcome, done.revision, tuple(seen))
 
     async def _read_term(self) -> HasRevision:
-        entry = (await self._coordinator.get(LEADER_KEY)).entry
+        entry = (await self._coordinator.get(self._key)).entry
         if entry is None or decode(LeaderRecord, entry.value).replica != self._replica:
             raise _deposed()
-        self._term = HasRevision(LEADER_KEY, entry.revision)
+        self._term = HasRevision(self._key, entry.revision)
         return self._term
 
     async def get(self, key: bytes) -> Found:

@@ -24,6 +24,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -206,7 +207,7 @@ class Head(Groups):
         assert isinstance(client, HeadClient)
         client.link = NamesLink(self._nursery, self._connect, end)
         if self.parts.stamps is not None:
-            client.link.learn = self.parts.stamps.learn
+            client.link.learn = partial(self.parts.stamps.learn, shard=client.link.shard)
         return client
 
     def watch(self, client: ServedClient, request: m.Watch) -> HeadWatch:

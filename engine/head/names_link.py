@@ -16,13 +16,15 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import trio
 
+from engine.format.group_parts import FIRST_SHARD
 from engine.host.tasks import plain_errors
 from lakefs.client.trio.engine import connect_engine
 from lakefs.errors import EngineUnreachable, LakeError
+from lakefs.ids import NamesShard
 from lakefs.limits import NAMES_CONNECT_S, NAMES_SILENCE_S
 from lakefs.ports import Network
 from lakefs.wire import messages as m
@@ -69,8 +71,14 @@ def names_at(
 class NamesLink:
     """One client's connection to the names."""
 
-    def __init__(self, nursery: trio.Nursery, connect: ConnectNames, lost: Callable[[], None]) -> None:
-        """`nursery` has the task that holds the connection.  `lost` is called once it is lost."""
+    def __init__(
+        self, nursery: trio.Nursery, connect: ConnectNames, lost: Callable[[], None], shard: NamesShard = FIRST_SHARD
+    ) -> None:
+        """`nursery` has the task that holds the connection.  `lost` is called once it is lost.
+
+        `shard`: the names shard to which `connect` connects.
+        """
+        self.shard: Final = shard
         self._nursery = nursery
         self._connect = connect
         self._lost = lost
@@ -81,8 +89,8 @@ class NamesLink:
         """Set when the connection was made, or failed to be made; None before it is first needed."""
         self.joined_turns = b""
         """The turns whose stamps its answers have (`engine.head.head_stamps`)."""
-        self.learn: Callable[[m.Message], None] = _nothing
-        """Called with each answer before it is returned, once turns are joined."""
+        self.learn: Callable[[m.Message], m.Message] = _as_it_is
+        """Called with each answer, once turns are joined; returns the answer for the client."""
         self._leaving = trio.Event()
         self._ended = trio.Event()
 
@@ -108,9 +116,7 @@ class NamesLink:
             await trio.lowlevel.checkpoint()  # a connection that has just been ended gets no answer
             raise _unreachable(error) from error
         reply.body.release()
-        if self.joined_turns:
-            self.learn(reply.message)
-        return reply.message
+        return self.learn(reply.message) if self.joined_turns else reply.message
 
     async def ask(self, request: m.Request, answer: type[M]) -> M:
         """Like `call`, for an answer of that type."""
@@ -154,8 +160,8 @@ async def _cancel_after(wait: Callable[[], Awaitable[None]], scope: trio.CancelS
     scope.cancel()
 
 
-def _nothing(_: m.Message) -> None:
-    return
+def _as_it_is(message: m.Message) -> m.Message:
+    return message
 
 
 def _unreachable(error: LakeError) -> EngineUnreachable:

@@ -29,7 +29,6 @@ import trio
 
 from engine.format.layouts import StoreIdentity, Table
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
-from engine.journal.writer import Journal
 from engine.metadata.applier import Applier
 from engine.metadata.checkpoint import Checkpoint, forget_upto, remove_superseded, write_checkpoint
 from engine.metadata.group_commit import Committer
@@ -81,8 +80,7 @@ class Metadata:
         self._offload = offload
         self._identity = identity
         self._sizes = sizes
-        self._tables = Tables(recovered.index, recovered.overlay)
-        self._journal: Journal = recovered.journal
+        self._tables, self._journal = Tables(recovered.index, recovered.overlay), recovered.journal
         self.journal_log: Final = JournalLog(self._journal, journal_offload, recovered.end)
         self._committer = Committer(self._tables, self.journal_log, recovered.end, sizes)
         self.check_leader: Callable[[], None] | None = None  # for each step that reads; see `lead`
@@ -94,6 +92,7 @@ class Metadata:
         """The stamps of the records of names; None if this engine has none."""
         self.turns: HeadTurns | None = None
         """The same for heads that repeat them, at the names of a lake."""
+        self.use_bucket_rule: Final = self._tables.use_bucket_rule
         self.write_first: Final = self._committer.write_first
         self.noted_at: Final = self._committer.noted_at
         self.on_joined: Final = self._committer.on_joined

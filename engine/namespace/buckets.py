@@ -85,7 +85,10 @@ class PlannedBuckets:
         self._planned: dict[str, BucketRef] = {}
 
     def ensure(self, name: str) -> BucketRef:
-        """Return the bucket, or the one that `make` will make.  Raises InvalidName; InvalidArgument past 10,000."""
+        """Return the bucket, or the one that `make` will make.
+
+        Raises InvalidName; InvalidArgument past 10,000 buckets; BucketUnassigned.
+        """
         planned = self._planned.get(name)
         if planned is not None:
             return planned
@@ -93,6 +96,7 @@ class PlannedBuckets:
         if node is not None:
             return _bucket_ref(self._txn, name, node)
         check_new_bucket_name(name)
+        self._txn.making_bucket(name)
         _check_count(self._txn, name, len(self._planned))
         bucket = BucketRef(name, self._txn.new_node_id(), DEFAULT_DOMAIN, self._now_ns)
         self._planned[name] = bucket
@@ -151,6 +155,7 @@ def remove_bucket(txn: Transaction, name: str) -> BucketRef:
     txn.delete(Table.BUCKETS, node_key(bucket.node))
     txn.delete(Table.NODES, node_key(bucket.node))
     txn.note(NameEvent("delete", name, "", bucket.node))
+    txn.bucket_removed(name)
     return bucket
 
 

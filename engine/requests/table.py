@@ -13,6 +13,7 @@ from engine.chunks.manifests import HeldBlobs
 from engine.format.sizes import DEFAULT_STORE_SIZES
 from engine.requests.about import AboutRequests, MoreStatus
 from engine.requests.bind import BindGate, BindRequests
+from engine.requests.bucket_assigning import BucketAssigner, assign_buckets
 from engine.requests.commit import BlobHolder, CommitRequests, EmptyBlobs
 from engine.requests.dispatch import Dispatch, Group
 from engine.requests.keyed import KeyedRequests, SpaceRequests
@@ -175,7 +176,7 @@ class NamesService(Dispatch):
     `gate`: those who connect are heads of the lake, and are believed what they say of content.  `upkeep` and
     `more_status`: requests for the upkeep of that lake, and its part of the status.  `coordinator`: requests to the
     lake's coordinator (`engine.coordinator.coordinator_requests`), for those who connect.  `checkpoints`: requests of
-    other replicas of the names (`engine.group_log.checkpoint_requests`).
+    other replicas of the names (`engine.group_log.checkpoint_requests`).  `buckets`: those of a names shard.
     """
 
     def __init__(
@@ -189,6 +190,7 @@ class NamesService(Dispatch):
         more_status: MoreStatus | None = None,
         coordinator: Group | None = None,
         checkpoints: Group | None = None,
+        buckets: BucketAssigner | None = None,
     ) -> None:
         groups = [
             about(store, more_status),
@@ -199,3 +201,6 @@ class NamesService(Dispatch):
         ]
         groups += [group for group in (upkeep, coordinator, checkpoints) if group is not None]
         super().__init__(store, groups, offers="names are kept here, without content; this process does not serve")
+        if buckets is not None:
+            store.metadata.use_bucket_rule(buckets)
+            assign_buckets(self._handlers.by_request, buckets)

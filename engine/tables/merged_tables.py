@@ -24,7 +24,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
-from typing import Final
+from typing import Final, Protocol
 
 from engine.format.columns import Insertions
 from engine.format.layouts import COUNTER_RECORD, RECORD_HEADER, Mutation, Op, Table
@@ -75,6 +75,28 @@ class Counters:
         self.segment = Counter(b"segment", 1, 16)
 
 
+class BucketRule(Protocol):
+    """The owner's word on buckets that are made and removed; called in the step of a decision."""
+
+    def making(self, bucket: str) -> None:
+        """Raise BucketUnassigned if the bucket may not be made here now."""
+        ...
+
+    def removed(self, bucket: str) -> None:
+        """Note that a bucket is removed."""
+        ...
+
+
+class AnyBucket:
+    """`BucketRule` of names that have all buckets."""
+
+    def making(self, bucket: str) -> None:
+        """See `BucketRule`."""
+
+    def removed(self, bucket: str) -> None:
+        """See `BucketRule`."""
+
+
 class Tables:
     """Overlay, index and counters of one store.  Used on the loop only."""
 
@@ -83,6 +105,7 @@ class Tables:
         self.index = index
         self.overlay = overlay
         self.counters = Counters()
+        self.bucket_rule: BucketRule = AnyBucket()
         self.open_views = 0
         self.restore_counters()
 
@@ -91,6 +114,10 @@ class Tables:
         with TableView(self) as view:
             for counter in (self.counters.node, self.counters.birth, self.counters.segment):
                 counter.restore(view.get(Table.COUNTERS, counter.key))
+
+    def use_bucket_rule(self, rule: BucketRule) -> None:
+        """Ask `rule` of each bucket that is made or removed from now on."""
+        self.bucket_rule = rule
 
     def drop_applied(self) -> None:
         """Move the snapshot and drop the applying layer, in one step; called after its commit to the index."""
@@ -262,6 +289,14 @@ class TableTransaction(TableView):
     def delete(self, table: Table, key: bytes) -> None:
         """Remove an entry that the caller has seen."""
         self._mutate(Op.DELETE, table, key, b"")
+
+    def making_bucket(self, bucket: str) -> None:
+        """Say that a bucket is to be made.  BucketUnassigned."""
+        self._tables.bucket_rule.making(bucket)
+
+    def bucket_removed(self, bucket: str) -> None:
+        """Say that a bucket is removed."""
+        self._tables.bucket_rule.removed(bucket)
 
     def note(self, *notes: object) -> None:
         """Add frozen values to the mutations; they are dropped with them when the decision raises."""

@@ -18,6 +18,14 @@ from engine.format.layouts import Table
 from lakefs.ids import Birth, NodeId, SegmentId, Sequence
 
 
+class BucketUnassigned(Exception):
+    """A decision would make a bucket that is not assigned to these names: assign it, and decide again."""
+
+    def __init__(self, bucket: str) -> None:
+        super().__init__(bucket)
+        self.bucket = bucket
+
+
 class View(Protocol):
     """A consistent read of all tables at one instant."""
 
@@ -76,6 +84,14 @@ class Transaction(View, Protocol):
 
     def new_segment_id(self) -> SegmentId:
         """A segment id never used before."""
+        ...
+
+    def making_bucket(self, bucket: str) -> None:
+        """Say that a bucket is to be made.  BucketUnassigned: not here, or not yet."""
+        ...
+
+    def bucket_removed(self, bucket: str) -> None:
+        """Say that a bucket is removed."""
         ...
 
     def note(self, *notes: object) -> None:

@@ -52,6 +52,18 @@ class StampMemory:
         """Raise the counter of each slot to its value in the set, unless it is higher.  ValueError if it is no set."""
     def raise_all(self, value: int) -> None:
         """Raise all counters to a value, those that are lower."""
+    def parts(self) -> bytearray:
+        """Return a copy of the counters: the part of them that is all of them, until there are others."""
+    def raise_part(self, part: bytearray, stamps: bytes) -> bytes:
+        """Raise a part of the counters, of which each is the sum of its parts, to a set's values, those that are lower.
+
+        Returns the set of the counters that had these values of the part, and have today's of the others.
+        ValueError if it is no set, or `part` has not 8 bytes for each slot.
+        """
+    def raise_whole_part(self, part: bytearray, value: int) -> None:
+        """Raise a part of all counters to a value, where it is lower."""
+    def withdraw(self) -> None:
+        """Let there be no right to use the stamps."""
     @property
     def right_end_ns(self) -> int:
         """End of the right to use the stamps, by CLOCK_BOOTTIME; 0: it has no end.  It is set above 0."""

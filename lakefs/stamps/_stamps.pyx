@@ -117,6 +117,20 @@ cdef extern from *:
         __atomic_store_n(&((lake_stamps_header *)memory)->right_end, right_end, __ATOMIC_SEQ_CST);
     }
 
+    /* Raises a part of the counter of a slot, which is the sum of its parts, to a value, unless it is higher already.
+       Returns the counter as it was when the part had that value. */
+    static inline uint64_t lake_stamps_raise_part(uint8_t *memory, uint64_t *part, uint64_t slot, uint64_t value)
+    {
+        uint64_t *counter = (uint64_t *)(memory + LAKE_STAMPS_COUNTERS) + slot;
+        uint64_t sum = __atomic_load_n(counter, __ATOMIC_RELAXED);
+        if (part[slot] >= value)
+            return sum - (part[slot] - value);
+        sum += value - part[slot];
+        part[slot] = value;
+        __atomic_store_n(counter, sum, __ATOMIC_RELEASE);
+        return sum;
+    }
+
     /* Returns the slot of a record, from its table and the hash of its key, among 2^bits slots. */
     static inline uint64_t lake_stamps_slot(int64_t hash, uint64_t table, int bits)
     {
@@ -126,6 +140,7 @@ cdef extern from *:
     uint64_t lake_stamps_stated(const uint8_t *) nogil
     int lake_stamps_begin(uint8_t *, uint64_t count, bint has_end) nogil
     void lake_stamps_raise(uint8_t *, uint64_t slot, uint64_t value) nogil
+    uint64_t lake_stamps_raise_part(uint8_t *, uint64_t *part, uint64_t slot, uint64_t value) nogil
     void lake_stamps_set_right_end(uint8_t *, uint64_t right_end) nogil
     bint lake_stamps_end(uint8_t *) nogil
     void lake_stamps_turn(uint8_t *, uint64_t slot) nogil
@@ -335,6 +350,50 @@ cdef class StampMemory:
         cdef uint64_t slot
         for slot in range(self.stamps.count):
             lake_stamps_raise(self.writable, slot, value)
+
+    def parts(self):
+        """The counters, as a part of them all."""
+        cdef Py_ssize_t counters_bytes = 8 * <Py_ssize_t>self.stamps.count
+        return bytearray((<char *>self.stamps.memory + LAKE_STAMPS_COUNTERS)[:counters_bytes])
+
+    cdef uint64_t *_part(self, bytearray part) except NULL:
+        if self.writable == NULL or <uint64_t>PyByteArray_GET_SIZE(part) != 8 * self.stamps.count:
+            raise ValueError("a part of the counters of a head has a number for each slot")
+        return <uint64_t *>PyByteArray_AS_STRING(part)
+
+    def raise_part(self, bytearray part not None, bytes stamps not None):
+        """Raise a part of the counters to the values of a set; returns the set of the counters as they were then."""
+        cdef uint64_t *values = self._part(part)
+        cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(stamps)
+        cdef Py_ssize_t length = PyBytes_GET_SIZE(stamps), offset
+        cdef uint32_t slot
+        cdef uint64_t value
+        if length % LAKE_STAMP_BYTES:
+            raise ValueError("a set of stamps raises the counters of a head")
+        packed = PyBytes_FromStringAndSize(NULL, length)
+        cdef char *into = PyBytes_AS_STRING(packed)
+        for offset in range(0, length, LAKE_STAMP_BYTES):
+            memcpy(&slot, at + offset, 4)
+            memcpy(&value, at + offset + 4, 8)
+            if slot >= self.stamps.count:
+                raise ValueError("there is no such slot")
+            value = lake_stamps_raise_part(self.writable, values, slot, value)
+            memcpy(into + offset, &slot, 4)
+            memcpy(into + offset + 4, &value, 8)
+        return packed
+
+    def raise_whole_part(self, bytearray part not None, uint64_t value):
+        """Raise a part of all counters to a value."""
+        cdef uint64_t *values = self._part(part)
+        cdef uint64_t slot
+        for slot in range(self.stamps.count):
+            lake_stamps_raise_part(self.writable, values, slot, value)
+
+    def withdraw(self):
+        """Let the right to use the stamps be over."""
+        if self.writable == NULL:
+            raise ValueError("a head has the right to use its stamps")
+        lake_stamps_set_right_end(self.writable, LAKE_STAMPS_NO_RIGHT)
 
     @property
     def right_end_ns(self):

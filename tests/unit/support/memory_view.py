@@ -137,6 +137,12 @@ class MemoryTransaction(MemoryView):
         self.store.last_segment += 1
         return SegmentId(self.store.last_segment)
 
+    def making_bucket(self, bucket: str) -> None:
+        pass
+
+    def bucket_removed(self, bucket: str) -> None:
+        pass
+
     def note(self, *notes: object) -> None:
         self.notes += notes
 

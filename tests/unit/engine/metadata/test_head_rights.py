@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import trio
 
+from engine.format.group_parts import FIRST_SHARD
 from engine.group_log.leader_log import LeaderLog
 from engine.group_log.log_bounds import LEADER_MARGIN_S
-from engine.head.head_stamps import HeadStamps
+from engine.head.head_stamps import Followed, HeadStamps
 from engine.metadata.head_turns import RIGHT_S, SLOTS_AT_ONCE, HeadTurns
 from lakefs.errors import CoordinatorLost
 from lakefs.stamps.stamps import STAMP
@@ -99,11 +100,15 @@ def test_rights_are_counted_by_the_clock_that_goes_on_while_the_machine_is_suspe
     stamps.close()
 
 
-def test_a_right_is_taken_behind_the_turns_that_come_with_it() -> None:
+@pytest.mark.parametrize("part", [None, bytearray(8)])
+def test_a_right_is_taken_behind_the_turns_that_come_with_it(part: bytearray | None) -> None:
     steps: list[str] = []
 
     class Noted:
         def raise_to(self, stamps: bytes) -> None:
+            steps.append("turn")
+
+        def raise_part(self, part: bytearray, stamps: bytes) -> None:
             steps.append("turn")
 
         def __setattr__(self, name: str, value: object) -> None:
@@ -113,6 +118,7 @@ def test_a_right_is_taken_behind_the_turns_that_come_with_it() -> None:
 
     stamps = object.__new__(HeadStamps)
     stamps._stamps = Noted()  # type: ignore[assignment]
+    stamps._shards = {FIRST_SHARD: Followed(part, turns=b"turns")}
     assert stamps.make(m.TurnsFollowed(7, STAMP.pack(1, 1), 5), 100) == 7
     assert steps == ["turn", "right_end_ns"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import time
@@ -176,3 +177,45 @@ def test_what_is_no_set_raises_nothing(leader: StampMemory) -> None:
         leader.of([(Table.NAMES, b"a")], 0, bytearray(COUNT // 8 - 1))
     with pytest.raises(ValueError, match="a bit for each slot"):
         change(leader, b"a", bits()[1:])
+
+
+# --- counters that are sums of parts -------------------------------------------------------------------
+
+Steps = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 5)), max_size=60)
+
+
+@given(Steps)
+def test_a_translated_set_stands_while_no_part_of_its_slots_is_raised(steps: list[tuple[int, int, int]]) -> None:
+    stamps = StampMemory(mmap.mmap(-1, memory_bytes(4)))
+    stamps.raise_to(STAMP.pack(2, 5))
+    parts = [stamps.parts(), bytearray(32), bytearray(32)]
+    values = [{2: 5}, {}, {}]
+    answers: list[tuple[bytes, int, int]] = []
+    for index, slot, value in steps:
+        translated = stamps.raise_part(parts[index], STAMP.pack(slot, value))
+        is_newest = value >= values[index].get(slot, 0)
+        for known, of_slot, _ in answers:
+            if of_slot == slot and value > values[index].get(slot, 0):
+                assert STAMP.unpack(known)[1] < stamps.read([slot])[0], "it does not stand, and never will"
+        values[index][slot] = max(value, values[index].get(slot, 0))
+        (now,) = stamps.read([slot])
+        assert now == sum(each.get(slot, 0) for each in values)
+        assert (STAMP.unpack(translated) == (slot, now)) == is_newest
+        answers.append((translated, slot, index))
+    stamps.raise_whole_part(parts[1], BASE)
+    assert stamps.read([0]) == [BASE + values[0].get(0, 0) + values[2].get(0, 0)]
+
+
+def test_a_part_has_a_number_for_each_slot(repeated: StampMemory) -> None:
+    for part in (bytearray(8 * COUNT - 1), bytearray()):
+        with pytest.raises(ValueError, match="a number for each slot"):
+            repeated.raise_part(part, b"")
+        with pytest.raises(ValueError, match="a number for each slot"):
+            repeated.raise_whole_part(part, 1)
+    with pytest.raises(ValueError, match="no such slot"):
+        repeated.raise_part(repeated.parts(), STAMP.pack(COUNT, 1))
+    with pytest.raises(ValueError, match="a set of stamps"):
+        repeated.raise_part(repeated.parts(), b"x")
+    repeated.right_end_ns = now_ns() + LONG_NS
+    repeated.withdraw()
+    assert repeated.right_end_ns == NO_RIGHT
