@@ -9,6 +9,7 @@ from functools import partial
 from itertools import count
 from typing import Any, cast
 
+import msgspec
 import trio
 
 from engine.coordinator.bucket_shards import BucketShards
@@ -28,6 +29,7 @@ from lakefs.errors import EngineUnreachable
 from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import InlineOffload
 from lakefs.ids import NamesShard
+from lakefs.limits import NAMES_CONNECT_S
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient, Reply
 from tests.head_rig import BUFFER_BYTES, KeysMember, Lake, Names, UpkeepOf, begin_records
@@ -44,14 +46,28 @@ class Paths:
 
     away: set[NamesShard] = field(default_factory=set)
     """Shards that cannot be connected to."""
+    silent: set[int] = field(default_factory=set)
+    """Shards that do not answer those who connect."""
+    runs: dict[int, int] = field(default_factory=dict)
+    """Number of times that the names of a shard were started again."""
+    asked: list[tuple[int, str]] = field(default_factory=list)
+    """The shard and kind of each request."""
     delay: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
     """Called before each request, and before its answer."""
+
+    def around(self, shard: NamesShard, connection: NamesConnection) -> NamesConnection:
+        """Return a connection to a shard that goes this way."""
+        path = cast(EngineClient, LatePath(shard, connection.client, self))
+        run = connection.hello.boot_id[:15] + bytes([self.runs[shard]]) if shard in self.runs else b""
+        hello = msgspec.structs.replace(connection.hello, boot_id=run or connection.hello.boot_id)
+        return NamesConnection(path, hello, connection.wait_ended)
 
 
 class LatePath:
     """A client of a shard whose requests and answers may be late."""
 
-    def __init__(self, client: EngineClient, paths: Paths) -> None:
+    def __init__(self, shard: NamesShard, client: EngineClient, paths: Paths) -> None:
+        self._shard = shard
         self._client = client
         self._paths = paths
 
@@ -60,6 +76,7 @@ class LatePath:
 
     async def call(self, request: m.Request, *rest: Any, **more: Any) -> Reply:
         """Send a request, late, and return its answer, late."""
+        self._paths.asked.append((self._shard, type(request).__name__))
         await self._paths.delay()
         try:
             return await self._client.call(request, *rest, **more)
@@ -153,8 +170,11 @@ async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
                 async def connect() -> AsyncIterator[NamesConnection]:
                     if shard in paths.away:
                         raise EngineUnreachable(f"nothing leads names shard {shard}")
+                    if shard in paths.silent:
+                        await trio.sleep(NAMES_CONNECT_S)
+                        raise EngineUnreachable(f"names shard {shard} does not answer")
                     async with all_names[shard].connect() as connection:
-                        yield connection._replace(client=cast(EngineClient, LatePath(connection.client, paths)))
+                        yield paths.around(shard, connection)
 
                 return connect
 

@@ -9,17 +9,22 @@ Rules kept here:
   said if the coordinator says, later than the shard, that no other one has it.  So there was a moment without it.
 - A new bucket is made in the shard with the fewest; one that a move or copy makes, in the shard of the source.
 - In a batch the error of one shard is that of its names; it is raised if all names have failed by such errors.
-- A client that loses one of its links is ended, as with its only one.  A link that could not be made is made anew.
+- A client that loses one of its links is ended, as with its only one.  A link that could not be made is tried again.
+- The run of the names that a client is greeted with is that of all shards: it is the same only if none of them has
+  been started again, so no shard has lost what was visible.  One that does not answer then may have been.
 - Without shards to choose from, nothing is read and nothing is divided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
+from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
+import trio
 
 from engine.coordinator.names_shards import NamesShards
 from engine.format.group_parts import FIRST_SHARD
@@ -27,13 +32,15 @@ from engine.head import names_routes as routes
 from engine.head.names_link import NamesConnection, NamesLink
 from engine.host.tasks import run_all
 from lakefs.errors import AcrossShards, BucketElsewhere, BucketNotFound, EngineBusy, EngineUnreachable, LakeError
-from lakefs.ids import NamesShard
+from lakefs.ids import NamesShard, new_id16
 from lakefs.names import is_bucket_name, shown
 from lakefs.wire import messages as m
 
 M = TypeVar("M", bound=m.Message)
 T = TypeVar("T")
 _HAVE_STAMPS: Final = m.OpenObjects, m.StatNames
+_GREETING_S: Final = 1.0
+"""Time that shards have to answer when a client is greeted: shorter than its patience (HELLO_TIMEOUT_S)."""
 _ROUTES_MAX: Final = 6
 """Times that a bucket is looked for which moves between shards: each time it was removed and made anew."""
 Parts = dict[NamesShard, list[int]]
@@ -85,9 +92,31 @@ class ClientNames:
         """See `AskedNames`."""
         return await self._first.connection()
 
+    async def greeting(self, known: m.HelloReply | None) -> m.HelloReply:
+        """Return the greeting of the first shard with the run of all; `known`: what it has said to another client.
+
+        EngineUnreachable if the first one cannot be reached, and `known` is None.
+        """
+        count = self.shards.count
+        if count == 1:
+            return (await self.connection()).hello
+        found: dict[NamesShard, m.HelloReply] = {}
+
+        async def ask(shard: NamesShard) -> None:
+            with suppress(EngineUnreachable):
+                found[shard] = (await self.link(shard).connection()).hello
+
+        with trio.move_on_after(_GREETING_S):
+            await run_all(ask, list(map(NamesShard, range(count))))
+        said = found.get(FIRST_SHARD, known)
+        if said is None:
+            said = (await self.connection()).hello
+        runs = [found[shard].boot_id if shard in found else new_id16() for shard in map(NamesShard, range(count))]
+        return msgspec.structs.replace(said, boot_id=blake2b(b"".join(runs), digest_size=16).digest())
+
     async def call(self, request: m.Request) -> m.Message:
         """See `AskedNames`.  AcrossShards: the buckets of a Rename or Copy are in two shards; nothing was done."""
-        ask = _WAYS.get(type(request))
+        ask = WAYS.get(type(request))
         return await (self._first.call(request) if ask is None else ask(self, request))
 
     async def ask(self, request: m.Request, answer: type[M]) -> M:
@@ -104,7 +133,7 @@ class ClientNames:
     def link(self, shard: NamesShard) -> NamesLink:
         """Return the link to a shard; its connection is made when it is first asked.  EngineUnreachable."""
         link = self._links.get(shard)
-        if link is None or (link.was_never_made and shard != FIRST_SHARD):
+        if link is None:
             if self._has_left:
                 raise EngineUnreachable("the client has left")
             link = self._links[shard] = self._link_to(shard)
@@ -255,17 +284,25 @@ class ClientNames:
         return m.Done()
 
     async def _uploaded_parts(self, request: m.UploadedParts) -> m.Message:
-        """Ask each shard, until one knows parts of the upload."""
-        answer = await self._first.ask(request, m.ObjectParts)
-        for shard in map(NamesShard, range(1, self.shards.count)):
+        """Ask each shard, until one knows parts of the upload; one that is away is the error if no other does."""
+        answer: m.ObjectParts | None = None
+        failure: LakeError | None = None
+        for shard in map(NamesShard, range(self.shards.count)):
+            try:
+                answer = await self.link(shard).ask(request, m.ObjectParts)
+            except EngineUnreachable as error:
+                failure = error
+                continue
             if answer.part_count:
-                break
-            answer = await self.link(shard).ask(request, m.ObjectParts)
+                return answer
+        if failure is not None:
+            raise failure
+        assert answer is not None, "there is a shard"
         return answer
 
     def _linked(self) -> list[NamesShard]:
-        """Return the shards to which the client has a link."""
-        return [shard for shard, link in self._links.items() if shard == FIRST_SHARD or not link.was_never_made]
+        """Return the shards that may keep something for the client; the first one if there are none."""
+        return [shard for shard, link in self._links.items() if link.has_begun] or [FIRST_SHARD]
 
     async def ask_all(self, request: m.Request, answer: type[M], shards: Iterable[NamesShard]) -> dict[NamesShard, M]:
         """Ask several shards at once; their errors are those of the request."""
@@ -393,7 +430,7 @@ def _moved_again(bucket: str) -> EngineBusy:
     )
 
 
-_WAYS: Final[dict[type[m.Request], Callable[[ClientNames, Any], Awaitable[m.Message]]]] = {
+WAYS: Final[dict[type[m.Request], Callable[[ClientNames, Any], Awaitable[m.Message]]]] = {
     **dict.fromkeys(routes.BUCKET_OF, ClientNames._ask_one),
     **dict.fromkeys((m.Rename, m.Copy), ClientNames._ask_both),
     **dict.fromkeys(routes.BATCHES, ClientNames._ask_batch),

@@ -20,7 +20,8 @@ from lakefs.wire import messages as m
 from tests.linear import NOTHING, PRESENT, Found, Nothing, Operation, Value, contradiction
 from tests.memory_coordinator import MemoryCoordinator
 from tests.shards_rig import InTurn, ShardedLake, sharded_lake
-from tests.store_rig import ask, run
+from tests.store_rig import ask, change, good, run
+from tests.unit.engine.cluster.test_client_names import make
 
 BUCKETS = ("aaa", "bbb")
 CLIENTS, OPERATIONS, SHARDS = 6, 30, 3
@@ -130,6 +131,40 @@ async def history(seed: int) -> History:
                 await client.aclose()
         followers.cancel_scope.cancel()
     return made
+
+
+class Behind(NamesShards):
+    """Shards as a head knows them that hears of a bucket only when it has asked twice."""
+
+    def __init__(self, coordinator: MemoryCoordinator) -> None:
+        super().__init__(coordinator)
+        self.asked: set[str] = set()
+
+    async def read(self, bucket: str) -> NamesShard | None:
+        """Return nothing for the first time."""
+        if bucket in self.asked:
+            return await super().read(bucket)
+        self.asked.add(bucket)
+        return None
+
+
+def test_names_of_a_bucket_that_is_assigned_elsewhere_meanwhile_are_bound_there() -> None:
+    async def main() -> None:
+        async with sharded_lake(SHARDS) as lake:
+            await make(lake, 2, "aaa")
+            await make(lake, 1, "bbb")
+            shards = Behind(lake.coordinator)
+            await shards.read_count()
+            async with lake.more_heads(shards) as head:
+                client = EmbeddedEngine(head, descriptors=False)
+                names = [(bucket, key) for key in "xy" for bucket in ("aaa", "new", "bbb")]
+                changes = [change(key, bucket=bucket) for bucket, key in names]
+                made = good(await ask(client, m.PutObjects([1] * 6, changes), m.NameResults, b"uvwxyz"))
+                assert [(stat.bucket, stat.key) for stat in made] == names
+                assert [stat.node >> 40 for stat in made if stat.bucket != "new"] == [2, 1, 2, 1]
+                await client.aclose()
+
+    run(main)
 
 
 @pytest.mark.parametrize("seed", range(10))
