@@ -140,6 +140,22 @@ async def _names(coordinator: MemoryCoordinator, shard: NamesShard, upkeep_of: U
         yield Names(store, upkeep_of, BucketShards(coordinator, shard))
 
 
+def _connect(all_names: Sequence[Names], paths: Paths, shard: NamesShard) -> ConnectNames:
+    """Return what connects to a shard."""
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[NamesConnection]:
+        if shard in paths.away:
+            raise EngineUnreachable(f"nothing leads names shard {shard}")
+        if shard in paths.silent:
+            await trio.sleep(NAMES_CONNECT_S)
+            raise EngineUnreachable(f"names shard {shard} does not answer")
+        async with all_names[shard].connect() as connection:
+            yield paths.around(shard, connection)
+
+    return connect
+
+
 @asynccontextmanager
 async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
     """A lake whose names are in several shards; its upkeep is at the first.  At the end nothing is held."""
@@ -160,23 +176,12 @@ async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
             return [await keys.reach()]
 
         async with AsyncExitStack() as stack:
-            all_names = []
+            all_names: list[Names] = []
             for shard in map(NamesShard, range(shard_count)):
                 made = _names(coordinator, shard, None if shard else upkeep_of)
                 all_names.append(await stack.enter_async_context(made))
 
-            def connect_to(shard: NamesShard) -> ConnectNames:
-                @asynccontextmanager
-                async def connect() -> AsyncIterator[NamesConnection]:
-                    if shard in paths.away:
-                        raise EngineUnreachable(f"nothing leads names shard {shard}")
-                    if shard in paths.silent:
-                        await trio.sleep(NAMES_CONNECT_S)
-                        raise EngineUnreachable(f"names shard {shard} does not answer")
-                    async with all_names[shard].connect() as connection:
-                        yield paths.around(shard, connection)
-
-                return connect
+            connect_to = partial(_connect, all_names, paths)
 
             @asynccontextmanager
             async def open_one(shards: NamesShards) -> AsyncIterator[Head]:
