@@ -21,6 +21,8 @@ from engine.head.head import Head, open_head
 from engine.head.names_link import ConnectNames, NamesConnection
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
+from engine.lake_upkeep.other_shards import shards_in_process
+from engine.lake_upkeep.shard_upkeep import ShardUpkeep
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate
 from engine.store.keyed_store import KeyedStore
@@ -32,6 +34,7 @@ from lakefs.ids import NamesShard
 from lakefs.limits import NAMES_CONNECT_S
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient, Reply
+from lakefs.wire.given_leases import given_leases
 from tests.head_rig import BUFFER_BYTES, KeysMember, Lake, Names, UpkeepOf, begin_records
 from tests.memory_coordinator import MemoryCoordinator
 from tests.memory_member import MemoryMember
@@ -79,9 +82,18 @@ class LatePath:
         self._paths.asked.append((self._shard, type(request).__name__))
         await self._paths.delay()
         try:
-            return await self._client.call(request, *rest, **more)
-        finally:
+            reply = await self._client.call(request, *rest, **more)
+        except BaseException:
             await self._paths.delay()
+            raise
+        try:
+            await self._paths.delay()
+        except trio.Cancelled:  # its answer arrives when nobody waits for it: what it gives is given back
+            if leases := given_leases(reply.message):
+                with trio.CancelScope(shield=True):
+                    await self._client.call(m.CloseLeases(leases))
+            raise
+        return reply
 
 
 class InTurn(NamesShards):
@@ -156,6 +168,24 @@ def _connect(all_names: Sequence[Names], paths: Paths, shard: NamesShard) -> Con
     return connect
 
 
+def _upkeeps(
+    all_names: Sequence[Names], coordinator: MemoryCoordinator, members: MemoryMember, stripes: MemoryStripes
+) -> dict[NamesShard, ShardUpkeep]:
+    """Return the upkeep of each shard but the first."""
+    return {
+        NamesShard(shard): ShardUpkeep(
+            NamesShard(shard),
+            coordinator,
+            members,
+            stripes,
+            names.store,
+            JoinedGeneration(names.store.metadata, names.gate),
+        )
+        for shard, names in enumerate(all_names)
+        if shard
+    }
+
+
 @asynccontextmanager
 async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
     """A lake whose names are in several shards; its upkeep is at the first.  At the end nothing is held."""
@@ -167,10 +197,12 @@ async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
         await coordinator.transact([], [Put(SHARDS_KEY, encode(ShardsRecord(shard_count)))])
         members = MemoryMember(stripes, known)
         paths = Paths()
+        upkeeps: dict[NamesShard, ShardUpkeep] = {}
 
         def upkeep_of(store: KeyedStore, gate: BindGate) -> LakeUpkeep:
             joined = JoinedGeneration(store.metadata, gate)
-            return LakeUpkeep(coordinator, members, stripes, store, gate, joined, InlineOffload())
+            others = shards_in_process(upkeeps)
+            return LakeUpkeep(coordinator, members, stripes, store, gate, joined, InlineOffload(), others=others)
 
         async def keepers() -> Sequence[EmbeddedEngine]:
             return [await keys.reach()]
@@ -180,6 +212,7 @@ async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
             for shard in map(NamesShard, range(shard_count)):
                 made = _names(coordinator, shard, None if shard else upkeep_of)
                 all_names.append(await stack.enter_async_context(made))
+            upkeeps.update(_upkeeps(all_names, coordinator, members, stripes))
 
             connect_to = partial(_connect, all_names, paths)
 
