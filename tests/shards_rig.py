@@ -20,6 +20,7 @@ from engine.coordinator.records import SHARDS_KEY, ShardsRecord, encode
 from engine.head.head import Head, open_head
 from engine.head.names_link import ConnectNames, NamesConnection
 from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.lake_gc.names_in_process import NamesInProcess
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.lake_upkeep.other_shards import shards_in_process
 from engine.lake_upkeep.shard_upkeep import ShardUpkeep
@@ -55,8 +56,8 @@ class Paths:
     """Number of times that the names of a shard were started again."""
     asked: list[tuple[int, str]] = field(default_factory=list)
     """The shard and kind of each request."""
-    delay: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
-    """Called before each request, and before its answer."""
+    delay: Callable[[int], Awaitable[None]] | None = None
+    """Called with the shard before each request, and before its answer: one that is cancelled then may be done."""
 
     def around(self, shard: NamesShard, connection: NamesConnection) -> NamesConnection:
         """Return a connection to a shard that goes this way."""
@@ -80,20 +81,13 @@ class LatePath:
     async def call(self, request: m.Request, *rest: Any, **more: Any) -> Reply:
         """Send a request, late, and return its answer, late."""
         self._paths.asked.append((self._shard, type(request).__name__))
-        await self._paths.delay()
+        if self._paths.delay is None:
+            return await self._client.call(request, *rest, **more)
+        await self._paths.delay(self._shard)
         try:
-            reply = await self._client.call(request, *rest, **more)
-        except BaseException:
-            await self._paths.delay()
-            raise
-        try:
-            await self._paths.delay()
-        except trio.Cancelled:  # its answer arrives when nobody waits for it: what it gives is given back
-            if leases := given_leases(reply.message):
-                with trio.CancelScope(shield=True):
-                    await self._client.call(m.CloseLeases(leases))
-            raise
-        return reply
+            return await self._client.call(request, *rest, **more)
+        finally:
+            await self._paths.delay(self._shard)
 
 
 class InTurn(NamesShards):
@@ -152,6 +146,12 @@ async def _names(coordinator: MemoryCoordinator, shard: NamesShard, upkeep_of: U
         yield Names(store, upkeep_of, BucketShards(coordinator, shard))
 
 
+def _upkeep_of(all_names: Sequence[Names], shard: NamesShard) -> NamesInProcess:
+    """Return a shard as upkeep asks it."""
+    names = all_names[shard]
+    return NamesInProcess(names.store, JoinedGeneration(names.store.metadata, names.gate))
+
+
 def _connect(all_names: Sequence[Names], paths: Paths, shard: NamesShard) -> ConnectNames:
     """Return what connects to a shard."""
 
@@ -207,8 +207,8 @@ async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
         async def keepers() -> Sequence[EmbeddedEngine]:
             return [await keys.reach()]
 
+        all_names: list[Names] = []
         async with AsyncExitStack() as stack:
-            all_names: list[Names] = []
             for shard in map(NamesShard, range(shard_count)):
                 made = _names(coordinator, shard, None if shard else upkeep_of)
                 all_names.append(await stack.enter_async_context(made))

@@ -113,7 +113,7 @@ async def history(seed: int) -> History:
     chance = random.Random(seed)
     async with sharded_lake(SHARDS) as lake, trio.open_nursery() as followers:
 
-        async def late() -> None:
+        async def late(_: int) -> None:
             await trio.sleep(chance.random() / 20)
 
         lake.paths.delay = late

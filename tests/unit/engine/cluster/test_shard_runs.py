@@ -13,7 +13,7 @@ from lakefs.errors import EngineUnreachable
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, ServedClient
 from tests.shards_rig import ShardedLake, with_shards
-from tests.store_rig import ask, good
+from tests.store_rig import ask, good, put
 from tests.unit.engine.cluster.test_client_names import failures, make
 
 
@@ -142,3 +142,21 @@ def test_a_sync_covers_the_shards_that_the_client_has_changed() -> None:
         assert sorted(asked) == [(0, "Sync"), (1, "Sync"), (2, "Sync")]
 
     with_shards(3, body)
+
+
+def test_leases_of_a_request_that_is_cancelled_before_all_shards_have_answered_are_ended() -> None:
+    async def body(lake: ShardedLake, client: EmbeddedEngine) -> None:
+        for shard, bucket in enumerate(("aaa", "bbb")):
+            await make(lake, shard, bucket)
+            await put(client, "k", b"content", bucket=bucket)
+
+        async def slow(shard: int) -> None:
+            await trio.sleep(shard)
+
+        lake.paths.delay = slow
+        with trio.move_on_after(0.5):
+            await ask(client, m.OpenObjects([("aaa", "k"), ("bbb", "k"), ("aaa", "k")]), m.OpenResults)
+            raise AssertionError("one shard answers late")
+        assert lake.leases() == 0
+
+    with_shards(2, body)
