@@ -24,7 +24,7 @@ import trio
 from engine.chunks.manifests import CachedManifests, checked_chunks
 from engine.head.head_chunks import KnownLengths
 from engine.head.head_clients import HeadClient
-from engine.head.head_stamp_requests import may_have_stamps
+from engine.head.head_stamp_requests import may_ask_for_stamps
 from engine.head.head_stamps import HeadStamps
 from engine.head.head_tier import HeadTier
 from engine.members.ports import Got, Wanted
@@ -80,7 +80,7 @@ class HeadOpens:
     @handles(m.OpenObjects)
     async def open_objects(self, client: HeadClient, request: m.OpenObjects) -> Reply:
         check_count(request)
-        stamps = request.stamps and await may_have_stamps(self._stamps, client)
+        stamps = request.stamps and await may_ask_for_stamps(self._stamps, client)
         asked = msgspec.structs.replace(request, media=0, stamps=stamps)
         answer = await client.names.ask(asked, m.OpenResults)
         leases = {result.opened.lease for result in answer.results if result.opened is not None} - {0}
@@ -92,7 +92,7 @@ class HeadOpens:
             leases -= {result.opened.lease for result in results if result.opened is not None}
         finally:
             if leases:
-                await _end_leases(client, sorted(leases))  # the client never receives their ids
+                await end_leases(client, sorted(leases))  # the client never receives their ids
         return Reply(m.OpenResults(results), body)
 
     async def _with_layouts(self, results: Sequence[m.OpenResult], layout_max: int) -> list[m.OpenResult]:
@@ -297,7 +297,8 @@ def _inline(got: Got, offset: int) -> m.Grant:
     return m.Grant(MEDIUM_INLINE, 0, offset, len(got.payload), len(got.payload), 0, crc, 0)
 
 
-async def _end_leases(client: HeadClient, leases: list[int]) -> None:
+async def end_leases(client: HeadClient, leases: list[int]) -> None:
+    """End leases of the names; also when the request is cancelled, for a moment."""
     with trio.CancelScope(shield=True), trio.move_on_after(_FAREWELL_S):
         try:
             await client.names.call(m.CloseLeases(leases))
