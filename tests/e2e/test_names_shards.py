@@ -20,7 +20,6 @@ from tests.e2e.test_lake_on_machines import Machine, eventually
 from tests.e2e.test_names_replicas import begun, is_whole, machine_id, serving_with_etcd, stop_all, used
 from tests.etcd_rig import EtcdCluster, running_etcd
 
-pytest.importorskip("engine.head.client_names", reason="heads that ask several names shards")
 pytestmark = [pytest.mark.slow]
 SECOND = NamesShard(1)
 SERVED_AGAIN_S = 10.0
@@ -92,6 +91,10 @@ def test_a_shard_is_added_while_clients_work_and_new_buckets_go_there(lake: Shar
     refused = third("mv", f"{there}/moved", "bucket/moved")
     assert refused.code == AcrossShards.exit_code, refused
     assert first.good("cat", f"{there}/moved").out
+    shown = first.good("cluster", "names").text
+    assert "names 0 log" in shown
+    assert "names 1 log" in shown
+    assert shown.count(", at ") == 6, "three replicas of each"
 
 
 def test_a_shard_is_served_again_when_its_machine_is_lost_and_the_other_goes_on(lake: Shards) -> None:
