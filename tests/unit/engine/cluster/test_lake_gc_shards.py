@@ -125,7 +125,7 @@ def test_an_unreadable_manifest_is_named_by_the_shard_that_has_it(reach: Reach, 
 def race(*acts: Act, step: int = 7) -> None:
     """Let each act begin at each checkpoint of a cycle in turn, at the second shard, on content of its own.
 
-    The shard is asked by requests; names in the driver's process are walked as the first shard (`test_lake_gc_beside`).
+    The shard is asked by requests; names in one process are walked as the first shard (`test_lake_gc_beside`).
     """
     delay, beside = 0, True
 
