@@ -107,6 +107,7 @@ class NamesTerms:
         links, stripes, expiry_s = self.content.links, self.content.stripes, self.plan.upload_expiry_s
         upkeep = ShardUpkeep(shard, coordinator, links, stripes, store, joined, upload_expiry_s=expiry_s)
         service = NamesService(store, gate=gate, upkeep=upkeep.requests, checkpoints=checkpoints, buckets=buckets)
+        in_lake = self._in_lake(shard, names, gate)
 
         in_lake = self._in_lake(shard, names, gate)
 
