@@ -6,6 +6,7 @@ One lake for all drills; each leaves it whole.  Clients never pause, and know wh
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trio
@@ -114,6 +115,20 @@ def test_a_shard_is_served_again_when_its_machine_is_lost_and_the_other_goes_on(
     eventually(lambda: is_whole(others[0]), "it does not follow again")
 
 
+@pytest.mark.thorough
+def test_a_shard_whose_leader_is_killed_is_served_again_when_that_starts(lake: Shards) -> None:
+    there = next(bucket for bucket, shard in lake.buckets().items() if shard == SECOND)
+    killed = lake.leader(SECOND)
+    assert killed is not None
+    others = [machine for machine in lake.machines if machine is not killed]
+    with used(*others, buckets=(there,)) as clients:
+        killed.kill()
+        killed.start()
+        begun(clients)
+    assert max(each.longest_s for each in clients) < SERVED_AGAIN_S
+    eventually(lambda: is_whole(others[0]), "it is not whole again")
+
+
 def test_both_shards_are_there_when_all_machines_were_stopped(lake: Shards) -> None:
     there = next(bucket for bucket, shard in lake.buckets().items() if shard == SECOND)
     stop_all(lake.machines)
@@ -123,3 +138,21 @@ def test_both_shards_are_there_when_all_machines_were_stopped(lake: Shards) -> N
         assert lake.machines[0].good("cat", f"{there}/moved").out
     eventually(lambda: is_whole(lake.machines[0]), "the lake is not whole")
     assert lake.leader(SECOND) is not None
+
+
+def test_each_head_of_a_machine_reaches_all_shards(tmp_path: Path) -> None:
+    with running_etcd(tmp_path / "etcd", 1) as etcd:
+        machine = Machine(tmp_path / "machine", 2)
+        machine.init("alone", "--protect", "1+1", "--accept-loss", "--etcd", ",".join(etcd.urls))
+        machine._options = ("--heads", "2")
+        machine.start()
+        try:
+            machine.put("first", b"it makes the bucket")
+            machine.good("cluster", "names", "add")
+            for number in range(2):
+                machine.good("put", "-", f"made-{number}/key", stdin=b"there")
+            assert Shards(etcd, [machine]).buckets() == {"bucket": 0, "made-0": 1, "made-1": 0}
+            for _ in range(8):  # whichever head takes the client
+                assert machine.good("cat", "made-0/key").out == machine.good("cat", "made-1/key").out == b"there"
+        finally:
+            assert machine.stop() == 0
