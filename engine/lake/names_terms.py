@@ -93,6 +93,7 @@ class NamesTerms:
 
         async def begin() -> None:
             await upkeep.begin()
+            await in_lake.begin()
             await buckets.begin(_buckets_of(store))
 
         return Term(service, partial(keep_lake, upkeep, etcd.coordinator, store, in_lake.run), begin)
@@ -103,6 +104,7 @@ class NamesTerms:
         coordinator = TermCoordinator(etcd.coordinator, store.superblock.store_id, LogKeys(shard).leader)
         buckets = BucketShards(coordinator, shard)
         links, stripes, expiry_s = self.content.links, self.content.stripes, self.plan.upload_expiry_s
+        in_lake = self._in_lake(shard, names, gate)
         upkeep = ShardUpkeep(shard, coordinator, links, stripes, store, joined, upload_expiry_s=expiry_s)
         service = NamesService(store, gate=gate, upkeep=upkeep.requests, checkpoints=checkpoints, buckets=buckets)
 
@@ -110,9 +112,10 @@ class NamesTerms:
             charge = ChargeRecord(self.plan.lake_id, Charge.LEFT, 0, bytes.fromhex(etcd.place.incarnation))
             await begin_shard(shard, store, charge)
             await upkeep.begin()
+            await in_lake.begin()
             await buckets.begin(_buckets_of(store))
 
-        return Term(service, self._in_lake(shard, names, gate).run, begin)
+        return Term(service, in_lake.run, begin)
 
     def _in_lake(self, shard: NamesShard, names: LocalNames, gate: BindGate) -> NamesCheckpoints:
         content, every_s = self.content, self.plan.names_checkpoint_s
