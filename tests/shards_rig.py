@@ -20,7 +20,6 @@ from engine.coordinator.records import SHARDS_KEY, ShardsRecord, encode
 from engine.head.head import Head, open_head
 from engine.head.names_link import ConnectNames, NamesConnection
 from engine.lake_gc.joined_generation import JoinedGeneration
-from engine.lake_gc.names_in_process import NamesInProcess
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.lake_upkeep.other_shards import shards_in_process
 from engine.lake_upkeep.shard_upkeep import ShardUpkeep
@@ -35,7 +34,6 @@ from lakefs.ids import NamesShard
 from lakefs.limits import NAMES_CONNECT_S
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient, Reply
-from lakefs.wire.given_leases import given_leases
 from tests.head_rig import BUFFER_BYTES, KeysMember, Lake, Names, UpkeepOf, begin_records
 from tests.memory_coordinator import MemoryCoordinator
 from tests.memory_member import MemoryMember
@@ -144,12 +142,6 @@ async def _names(coordinator: MemoryCoordinator, shard: NamesShard, upkeep_of: U
     async with names_store() as store:
         await store.metadata.commit(partial(_begin_nodes, shard))
         yield Names(store, upkeep_of, BucketShards(coordinator, shard))
-
-
-def _upkeep_of(all_names: Sequence[Names], shard: NamesShard) -> NamesInProcess:
-    """Return a shard as upkeep asks it."""
-    names = all_names[shard]
-    return NamesInProcess(names.store, JoinedGeneration(names.store.metadata, names.gate))
 
 
 def _connect(all_names: Sequence[Names], paths: Paths, shard: NamesShard) -> ConnectNames:
