@@ -19,6 +19,7 @@ from lakefs.content.manifest import CutKind, build
 from lakefs.findings import Finding
 from lakefs.ids import ChunkId, MemberId, data_chunk_id
 from lakefs.wire import messages as m
+from tests.sim.cluster.bucket_customers import BucketRegisters
 from tests.sim.cluster.customers import Customer
 from tests.sim.cluster.lake import SimLake, until
 from tests.sim.cluster.places import MEMBER_BYTES, MemberPlace
@@ -39,12 +40,13 @@ Where = dict[tuple[ChunkId, int], list[MemberId]]
 class Quiet:
     """The last checks of a world."""
 
-    def __init__(self, lake: SimLake, promises: Promises) -> None:
+    def __init__(self, lake: SimLake, promises: Promises, buckets: BucketRegisters | None = None) -> None:
         self._lake = lake
         self._names = lake.names
         self._members = lake.members
         self._heads = lake.heads
         self._promises = promises
+        self._buckets = buckets
 
     async def end(self, reader: Customer) -> None:
         """End all faults, wait, and check everything."""
@@ -58,6 +60,8 @@ class Quiet:
         await self.wait_healed()
         lake.health.was_hurt.clear()
         lake.log("healed")
+        if self._buckets is not None:
+            await self._buckets.end(lake.heads[0], self._promises, lake.world.new_random(), lake.log)
         await self.check_spaces()  # members learn of removed ones, if they were away then
         await self._let_values_go()
         await self.collect()

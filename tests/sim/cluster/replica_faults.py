@@ -54,15 +54,14 @@ async def add_shards(lake: SimLake, names: EtcdNames) -> None:
     """Add names shards while the lake is at work, as an operator does, until there are all that there may be."""
     while names.count < len(names.places):
         await trio.sleep(lake.rng.choice((1.0, 10.0, 40.0)))
-        wanted = names.count + 1
-        lake.log(f"operator: names add, for {wanted} shards")
-        lake.met["names shard added"] += 1
-        await _ask_for_shard(lake, names, wanted)
-        await until(lambda: names.is_up)
+        await add_shard(lake, names)
 
 
-async def _ask_for_shard(lake: SimLake, names: EtcdNames, wanted: int) -> None:
-    """Ask for a shard until there are so many."""
+async def add_shard(lake: SimLake, names: EtcdNames) -> None:
+    """Ask for another names shard until there is one, and wait until it is served."""
+    wanted = names.count + 1
+    lake.log(f"operator: names add, for {wanted} shards")
+    lake.met["names shard added"] += 1
     while names.count < wanted:
         try:
             async with lake.rng.choice(lake.heads).connect() as client:
@@ -71,3 +70,4 @@ async def _ask_for_shard(lake: SimLake, names: EtcdNames, wanted: int) -> None:
         except LakeError as error:
             lake.log(f"operator: names add: {error!r}")
             await trio.sleep(1.0)
+    await until(lambda: names.is_up)

@@ -22,6 +22,7 @@ from engine.walker.membership import MembershipSettings
 from engine.walker.walker_pass import PassSettings
 from lakefs.cluster.protection import Protection
 from lakefs.errors import LakeError
+from tests.sim.cluster.bucket_customers import BucketCustomer, BucketRegisters
 from tests.sim.cluster.customers import Customer, Pool
 from tests.sim.cluster.customers_buckets import ManyBuckets, OneBucket
 from tests.sim.cluster.etcd_names import EtcdNames, open_etcd_names
@@ -99,6 +100,7 @@ class LakeWorld:
         chance = random.Random(f"names shards {seed}")
         self._shards = chance.choice(SHARDS) if shards is None else shards
         self._shards = self._shards if has_etcd else 1
+        self._buckets = BucketRegisters()
         self._begun = chance.randint(1, self._shards)
 
     @property
@@ -217,22 +219,28 @@ class LakeWorld:
         await self._busy(lake, promises, pool)
         self._log("quiet")
         reader = Customer("reader", self._new_random(), promises, pool, lake.health, self._log, is_reader=True)
-        await Quiet(lake, promises).end(reader)
+        await Quiet(lake, promises, self._buckets if self._shards > 1 else None).end(reader)
 
     async def _busy(self, lake: SimLake, promises: Promises, pool: Pool) -> None:
         """Let clients work, and things happen."""
         names = lake.names
-        buckets = ManyBuckets(names) if isinstance(names, EtcdNames) and len(names.places) > 1 else OneBucket()
+        buckets = ManyBuckets(names) if isinstance(names, EtcdNames) and self._shards > 1 else OneBucket()
         customers = [
             Customer(f"c{number}", self._new_random(), promises, pool, lake.health, self._log, buckets=buckets)
             for number in range(CUSTOMERS)
+        ]
+        of_buckets = [
+            BucketCustomer(f"b{number}", self._new_random(), self._buckets, self._log)
+            for number in range(HEADS if self._shards > 1 else 0)
         ]
         keyed = KeyedCustomer(self._new_random(), lake.names, lake.health, self._log)
         async with trio.open_nursery() as busy:
             busy.start_soon(Faults(lake).run, self._events)
             busy.start_soon(keyed.work, lake.heads, self._operations)
-            if isinstance(names, EtcdNames) and len(names.places) > 1:
+            if isinstance(names, EtcdNames):
                 busy.start_soon(add_shards, lake, names)
+            for customer_of_buckets in of_buckets:
+                busy.start_soon(customer_of_buckets.work, lake.heads, self._operations)
             for customer in customers:
                 busy.start_soon(customer.work, lake.heads, self._operations)
         self.history.met.update(lake.met)
@@ -240,6 +248,7 @@ class LakeWorld:
             self.history.met.update({f"names: {what}": count for what, count in names.met.items()})
         self.history.met["operations"] = sum(customer.operations for customer in customers)
         self.history.met["failures"] = sum(customer.failures for customer in customers)
+        self.history.met["operations on buckets"] = sum(customer.operations for customer in of_buckets)
         for customer in customers:
             self.history.met.update({f"{what} across": count for what, count in customer.across.items()})
         self.history.met["keyed operations"], self.history.met["keyed hits"] = keyed.operations, keyed.hits
