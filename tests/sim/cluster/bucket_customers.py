@@ -13,15 +13,7 @@ from typing import Final
 import trio
 
 from lakefs.client.trio.lake import TrioLake
-from lakefs.errors import (
-    AlreadyExists,
-    BucketNotEmpty,
-    BucketNotFound,
-    BugError,
-    KeyNotFound,
-    LakeError,
-    UserError,
-)
+from lakefs.errors import AlreadyExists, BucketNotEmpty, BucketNotFound, BugError, KeyNotFound, LakeError, UserError
 from lakefs.wire import messages as m
 from tests.linear import NOTHING, PRESENT, Found, Nothing, Value
 from tests.sim.cluster.clients import SimClient
@@ -83,9 +75,7 @@ class BucketRegisters:
 class BucketCustomer:
     """One client of one head at a time."""
 
-    def __init__(
-        self, name: str, rng: random.Random, registers: BucketRegisters, log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, name: str, rng: random.Random, registers: BucketRegisters, log: Callable[[str], None]) -> None:
         self.name = name
         self.operations = 0
         self._rng = rng
@@ -151,6 +141,7 @@ class BucketCustomer:
 
     async def remove(self, client: SimClient, bucket: str) -> None:
         """Remove a bucket."""
+
         async def call() -> tuple[Outcome, Outcome]:
             try:
                 await ask(client, m.BucketRemove(bucket), m.Done)
@@ -177,6 +168,7 @@ class BucketCustomer:
 
     async def look(self, client: SimClient, bucket: str) -> None:
         """Look if a bucket exists."""
+
         async def call() -> tuple[Outcome, Outcome]:
             try:
                 await ask(client, m.BucketList(bucket), m.Buckets)

@@ -17,16 +17,9 @@ import trio
 
 from lakefs.client.trio.lake import TrioLake
 from lakefs.content.manifest import CutKind, build
-from lakefs.errors import (
-    AcrossShards,
-    BucketNotFound,
-    BugError,
-    EngineUnreachable,
-    KeyNotFound,
-    LakeError,
-    UserError,
-)
+from lakefs.errors import AcrossShards, BucketNotFound, BugError, EngineUnreachable, KeyNotFound, LakeError, UserError
 from lakefs.ids import ChunkId, data_chunk_id
+from lakefs.lake.multipart import ListedPart
 from lakefs.wire import messages as m
 from tests.sim.cluster.clients import SimClient
 from tests.sim.cluster.customers_buckets import Buckets, OneBucket, path_of, place_of
@@ -98,6 +91,7 @@ class Customer:
             (3, self.rename),
             (2, self.copy),
             (2, self.hold_open),
+            *([(4, self.upload)] if self._buckets.has_uploads else []),
         )
 
     async def work(self, heads: Sequence[HeadPlace], count: int) -> None:
@@ -230,6 +224,23 @@ class Customer:
 
         await self._write(name, content, "put blob", call)
 
+    async def upload(self) -> None:
+        """Upload an object in a part, and complete that some time later; uploads that fail are left."""
+        name, payload = self._own(), self._pool.take()
+        if name is None or place_of(name)[0] not in self._promises.buckets:
+            return
+        rests = [self._rng.choice((0.0, 1.0, 10.0, 30.0))]
+
+        async def call(client: SimClient) -> bool:
+            lake = TrioLake(client, self._offload(), network=True)
+            begun = await lake.create_upload(path_of(name))
+            part = await lake.put_part(begun, 1, payload)
+            await trio.sleep(rests.pop() if rests else 0.0)
+            await lake.complete_upload(begun, [ListedPart(1, part.etag)])
+            return True
+
+        await self._write(name, (payload,), "upload", call)
+
     async def remove(self) -> None:
         """Remove an object."""
         name = self._own()
@@ -264,29 +275,8 @@ class Customer:
         if removes:
             here.begins(None)
         self._log(f"{self.name}: {what} {source} to {target}")
-        kind = m.Rename if removes else m.Copy
         places = *place_of(source), *place_of(target)
-        exist = {places[0], places[2]} <= self._promises.buckets
-        is_across = removes and exist and self._buckets.is_across(places[0], places[2])
-        attempts = 0
-
-        async def call(client: SimClient) -> bool:
-            nonlocal attempts
-            attempts += 1
-            try:
-                good(await ask(client, kind(*places, create_bucket=True), m.NameResults))
-            except KeyNotFound:
-                if not (removes and attempts > 1):
-                    raise
-            except AcrossShards:
-                if not (removes and self._buckets.is_across(places[0], places[2])):
-                    raise
-                return False
-            if is_across:
-                raise SimFailure(f"{self.name}: {source} was renamed to {target}, in another names shard")
-            return True
-
-        done = await self._try(f"{what} {source} to {target}", call)
+        done = await self._try(f"{what} {source} to {target}", self._moving(what, places, removes=removes))
         if done is not None and self._buckets.is_across(places[0], places[2]):
             self.across[what] += 1
         if done is False:
@@ -304,6 +294,37 @@ class Customer:
         there.begins(content)
         if removes:
             here.begins(None)
+
+    def _moving(
+        self, what: str, places: tuple[str, str, str, str], *, removes: bool
+    ) -> Callable[[SimClient], Awaitable[bool]]:
+        """Return what moves a name, from bucket and name to another: True, or False if it is in another names shard.
+
+        SimFailure if it was moved across names shards, or refused where there is but one.
+        """
+        buckets = places[0], places[2]
+        exist = self._promises.buckets.issuperset(buckets)
+        is_across = removes and exist and self._buckets.is_across(*buckets)
+        kind = m.Rename if removes else m.Copy
+        attempts = 0
+
+        async def call(client: SimClient) -> bool:
+            nonlocal attempts
+            attempts += 1
+            try:
+                good(await ask(client, kind(*places, create_bucket=True), m.NameResults))
+            except KeyNotFound:
+                if not (removes and attempts > 1):
+                    raise
+            except AcrossShards:
+                if not (removes and self._buckets.is_across(*buckets)):
+                    raise
+                return False
+            if is_across:
+                raise SimFailure(f"{self.name}: {what} of {places}, across names shards, was done")
+            return True
+
+        return call
 
     # --- reading -------------------------------------------------------------------------------------
 

@@ -18,6 +18,9 @@ BUCKETS_A_SHARD: Final = 2
 class Buckets(Protocol):
     """The buckets in which customers have their names."""
 
+    has_uploads: bool
+    """Customers upload, too."""
+
     def all(self) -> Sequence[str]:
         """Return those that are used now; "" for the one of a lake with one names shard."""
         ...
@@ -30,6 +33,8 @@ class Buckets(Protocol):
 class OneBucket:
     """The bucket of a lake with one names shard."""
 
+    has_uploads = False
+
     def all(self) -> Sequence[str]:
         """See `Buckets`."""
         return ("",)
@@ -41,6 +46,8 @@ class OneBucket:
 
 class ManyBuckets:
     """More buckets with each names shard: new ones are made where there are fewest."""
+
+    has_uploads = True
 
     def __init__(self, names: EtcdNames) -> None:
         self._names = names

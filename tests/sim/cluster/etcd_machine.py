@@ -171,9 +171,7 @@ class LakeReplica(ReplicaPlace):
         coordinator = TermCoordinator(ways.coordinator, store.superblock.store_id, self.world.keys.leader)
         buckets = BucketShards(coordinator, shard)
         settings = self._lake.settings
-        upkeep = ShardUpkeep(
-            shard, ways.coordinator, ways.links, ways.stripes, store, joined, batch=settings.gc_batch
-        )
+        upkeep = ShardUpkeep(shard, ways.coordinator, ways.links, ways.stripes, store, joined, batch=settings.gc_batch)
         service = NamesService(store, gate=gate, checkpoints=checkpoints, buckets=buckets, more=[upkeep.requests])
 
         async def begin() -> None:

@@ -20,6 +20,7 @@ from engine.coordinator.names_leader import NamesLeaders, open_names_leaders
 from engine.coordinator.names_shards import open_names_shards
 from engine.coordinator.records import (
     EPOCH_KEY,
+    EPOCHS,
     SHARDS_KEY,
     BucketShardRecord,
     EpochRecord,
@@ -28,8 +29,11 @@ from engine.coordinator.records import (
     bucket_key,
     decode,
     encode,
+    epoch_of_key,
 )
+from engine.format.generation import JOINED_KEY, unpack_joined
 from engine.format.group_parts import FIRST_SHARD, LogKeys
+from engine.format.layouts import Table
 from engine.head.names_link import ConnectNames
 from engine.host.tasks import plain_errors
 from engine.lake.names_here import TABLE, open_table
@@ -44,6 +48,7 @@ from tests.sim.cluster.far_etcd import far_etcd
 from tests.sim.cluster.lake_records import keep_registered, make_lake
 from tests.sim.cluster.places import LAKE, REPLICA_HOSTS, REPLICAS_A_SHARD, MemberPlace, Surroundings
 from tests.sim.cluster.process import SimProcess
+from tests.sim.judges.history import SimFailure
 from tests.sim.replicas.faults import watch_caught_up
 from tests.sim.replicas.places import Surroundings as Machines
 from tests.sim.replicas.quiet import heal, wait_equal, wait_trimmed
@@ -208,6 +213,7 @@ class EtcdNames:
     async def settle(self) -> None:
         """See `Names`."""
         await self._wait_equal()
+        self._check_refusals()
         for place in self.present:
             await wait_trimmed(place.machines)
         power = self.machines.rng.random() < 0.7
@@ -215,6 +221,23 @@ class EtcdNames:
             for replica in place.replicas:
                 replica.crash(power=power)
         await self._wait_equal(" behind a crash of all")
+
+    def _check_refusals(self) -> None:
+        """Check that the log of each shard but the first refuses answers of retired epochs: those have no table."""
+        begin, end = _KEYS + EPOCHS[0], _KEYS + EPOCHS[1]
+        state = self.machines.nodes.state
+        tables = [
+            epoch_of_key(key.removeprefix(_KEYS)) for key in state._keys if begin <= key < end and state.current(key)
+        ]
+        for place in self.present[1:]:
+            contents = place.replicas[0].contents()
+            assert contents is not None, "replicas are equal"
+            joined = contents.get((Table.COUNTERS, JOINED_KEY))
+            oldest = 0 if joined is None else unpack_joined(joined).oldest_epoch
+            if oldest < min(tables):
+                raise SimFailure(
+                    f"names shard {place.machines.shard} refuses answers below epoch {oldest}, and there are {tables}"
+                )
 
     async def _wait_equal(self, when: str = "") -> None:
         for place in self.present:
@@ -250,12 +273,8 @@ async def open_etcd_names(
             nursery.cancel_scope.cancel()
 
 
-def _machines(
-    lake: Surroundings, nodes: EtcdNodes, stopped: StoppedTasks, shard: NamesShard, shards: int
-) -> Machines:
+def _machines(lake: Surroundings, nodes: EtcdNodes, stopped: StoppedTasks, shard: NamesShard, shards: int) -> Machines:
     """Return the surroundings of a shard's machines."""
     own = range(shard * REPLICAS_A_SHARD, (shard + 1) * REPLICAS_A_SHARD)
     beside = [host for number, host in enumerate(REPLICA_HOSTS[: shards * REPLICAS_A_SHARD]) if number not in own]
-    return Machines(
-        lake.new_random(), lake.network, nodes, stopped, lake.sizes, lake.log, shard=shard, beside=beside
-    )
+    return Machines(lake.new_random(), lake.network, nodes, stopped, lake.sizes, lake.log, shard=shard, beside=beside)

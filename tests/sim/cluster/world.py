@@ -110,7 +110,9 @@ class LakeWorld:
 
     @property
     def _kind(self) -> str:
-        return (" --etcd" if self.has_etcd else "") + ("" if self._asked_shards is None else f" --shards {self._asked_shards}")
+        return (" --etcd" if self.has_etcd else "") + (
+            "" if self._asked_shards is None else f" --shards {self._asked_shards}"
+        )
 
     def run(self) -> History:
         """Live the history; raise SimFailure when the lake broke a promise."""
