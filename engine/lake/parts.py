@@ -239,7 +239,8 @@ async def _open_with_replica(plan: LakePlan, place: EtcdPlace, fabric: EngineFab
         leaders = await stack.enter_async_context(open_names_leaders(coordinator))
         leaders.was_deposed = partial(_ask_members, content.links)
         shards = await stack.enter_async_context(open_names_shards(coordinator))
-        replicas = ShardReplicas(shards, partial(_replica, NamesTerms(plan, etcd, content, offload), leaders, shards))
+        terms = NamesTerms(plan, etcd, content, offload, lambda shard: replicas.connect(shard))
+        replicas = ShardReplicas(shards, partial(_replica, terms, leaders, shards))
         identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
         memory = await stack.enter_async_context(head_memory(plan.tier, identity, offload, fabric))
         about = partial(about_machine, plan, processes)
@@ -368,6 +369,8 @@ async def _open_head(
         memory=memory,
         machine=plan.machine.machine,
         fabric=fabric,
+        shards=way.shards,
+        connect_shard=way.connect_shard,
     )
     head = await stack.enter_async_context(opening)
     stack.callback(content.links.view.on_change(head.parts.homes.look))

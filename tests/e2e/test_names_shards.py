@@ -5,6 +5,7 @@ One lake for all drills; each leaves it whole.  Clients never pause, and know wh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -20,7 +21,6 @@ from tests.e2e.test_lake_on_machines import Machine, eventually
 from tests.e2e.test_names_replicas import begun, is_whole, machine_id, serving_with_etcd, stop_all, used
 from tests.etcd_rig import EtcdCluster, running_etcd
 
-pytest.importorskip("engine.head.client_names", reason="heads that ask several names shards")
 pytestmark = [pytest.mark.slow]
 SECOND = NamesShard(1)
 SERVED_AGAIN_S = 10.0
@@ -92,6 +92,10 @@ def test_a_shard_is_added_while_clients_work_and_new_buckets_go_there(lake: Shar
     refused = third("mv", f"{there}/moved", "bucket/moved")
     assert refused.code == AcrossShards.exit_code, refused
     assert first.good("cat", f"{there}/moved").out
+    shown = first.good("cluster", "names").text
+    assert "names 0 log" in shown
+    assert "names 1 log" in shown
+    assert shown.count(", at ") == 6, "three replicas of each"
 
 
 def test_a_shard_is_served_again_when_its_machine_is_lost_and_the_other_goes_on(lake: Shards) -> None:
@@ -120,3 +124,22 @@ def test_both_shards_are_there_when_all_machines_were_stopped(lake: Shards) -> N
         assert lake.machines[0].good("cat", f"{there}/moved").out
     eventually(lambda: is_whole(lake.machines[0]), "the lake is not whole")
     assert lake.leader(SECOND) is not None
+
+
+def test_gc_and_fsck_are_of_both_shards(lake: Shards) -> None:
+    there = next(bucket for bucket, shard in lake.buckets().items() if shard == SECOND)
+    asked = lake.machines[1]
+    for bucket in ("bucket", there):
+        for what in ("kept", "gone"):
+            asked.good("put", "-", f"{bucket}/{what}", stdin=f"{what} in {bucket} ".encode() * 10_000)
+        asked.good("rm", f"{bucket}/gone")
+    freed = [json.loads(asked.good("gc", "--json").out) for _ in range(3)]
+    assert sum(report["freed_shards"] for report in freed) >= 6, freed
+    report = json.loads(asked.good("fsck", "--json").out)
+    assert (report["damage"], report["unchecked"]) == (0, []), report
+    assert not [found for found in report["findings"] if found["code"] == "garbage"], report
+    for bucket in ("bucket", there):
+        assert asked.good("cat", f"{bucket}/kept").out == f"kept in {bucket} ".encode() * 10_000
+    shown = json.loads(asked.good("status", "--json").out)["lake"]["names"]
+    assert [shard["shard"] for shard in shown["shards"]] == [1]
+    assert len(shown["shards"][0]["replicas"]) == 3
