@@ -82,7 +82,7 @@ class LakeReplica(ReplicaPlace):
         super().__init__(machines, number)
         self.clock = _TickingClock(self.clock.rate)
         self.upkeep: LakeUpkeep | None = None
-        """Of the lake: of the first shard's leader."""
+        """The lake's upkeep, while the first shard leads here."""
         self.led_since = 0.0
         self.is_served = False
         """The names of its shard are served here, as this process believes."""
@@ -170,9 +170,9 @@ class LakeReplica(ReplicaPlace):
         ways, store, shard = self._ways, names.store, self.shard
         coordinator = TermCoordinator(ways.coordinator, store.superblock.store_id, self.world.keys.leader)
         buckets = BucketShards(coordinator, shard)
-        settings = self._lake.settings
-        upkeep = ShardUpkeep(shard, ways.coordinator, ways.links, ways.stripes, store, joined, batch=settings.gc_batch)
-        service = NamesService(store, gate=gate, checkpoints=checkpoints, buckets=buckets, more=[upkeep.requests])
+        batch = self._lake.settings.gc_batch
+        upkeep = ShardUpkeep(shard, coordinator, ways.links, ways.stripes, store, joined, batch=batch)
+        service = NamesService(store, gate=gate, upkeep=upkeep.requests, checkpoints=checkpoints, buckets=buckets)
 
         async def begin() -> None:
             charge = ChargeRecord(LAKE, Charge.LEFT, 0, self.world.incarnation)

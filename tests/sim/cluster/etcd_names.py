@@ -82,7 +82,7 @@ class EtcdNames:
         self.places: Final = shards
         self.machines: Final = shards[0].machines
         self.replicas: Final = shards[0].replicas
-        """Those of the first shard."""
+        """The first shard's."""
         self.met: Counter[str] = Counter()
         """The faults of the names that have happened."""
         self._lake = lake

@@ -55,7 +55,7 @@ async def bucket_in(stage: Stage, shard: NamesShard) -> str:
 
 
 async def cycles_over_two_shards(stage: Stage) -> None:
-    """What names of either shard refer to outlives cycles; what they refer to no more is freed."""
+    """Content that names of either shard refer to outlives cycles; all other is freed."""
     for shard in (FIRST_SHARD, SECOND):
         bucket = await bucket_in(stage, shard)
         for number in range(3):
@@ -215,7 +215,7 @@ async def a_copy_is_slow(stage: Stage) -> None:
 
 
 async def two_replicas_of_another_shard_lead(stage: Stage) -> None:
-    """As `two_replicas_lead`, of the second shard."""
+    """The second shard is led as in `two_replicas_lead`."""
     bucket = await bucket_in(stage, SECOND)
     await both_lead(stage, names_of(stage).places[SECOND], [f"{bucket}/o{number}" for number in range(3)])
 

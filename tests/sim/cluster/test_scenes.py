@@ -13,7 +13,7 @@ SEEDS = range(5)
 FIRST = 1
 """So many seeds of each scene are run first; the others are run with what is thorough."""
 SEEDS_OF_SHARDS = range(3)
-"""Those of scenes of several names shards."""
+"""The seeds of scenes of several names shards."""
 IN_SHORT = [name for name in SCENES if SCENES[name].shards == 1 or name == "cycles over two names shards"]
 IDS = [name.replace(" ", "-") for name in SCENES]
 
