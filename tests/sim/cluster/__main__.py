@@ -25,14 +25,15 @@ def main() -> int:
     parser.add_argument("--scene", choices=list(SCENES), help="run this scene with that seed")
     parser.add_argument("--scenes", type=int, nargs=2, metavar=("FIRST", "END"), help="run scenes, in turn")
     parser.add_argument("--etcd", action="store_true", help="over an etcd, with replicas of the names")
+    parser.add_argument("--shards", type=int, help="so many names shards in the end, in a lake over an etcd")
     parser.add_argument("--log", action="store_true", help="show the engine's log")
     asked = parser.parse_args()
     if not asked.log:
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    whole = partial(LakeWorld, has_etcd=asked.etcd, shards=asked.shards)
     if asked.seed is not None:
         scene, seed = asked.scene, asked.seed
-        return _show(SceneWorld(scene, seed, has_etcd=asked.etcd) if scene else LakeWorld(seed, has_etcd=asked.etcd))
-    whole = partial(LakeWorld, has_etcd=asked.etcd)
+        return _show(SceneWorld(scene, seed, has_etcd=asked.etcd) if scene else whole(seed))
     worlds = map(scene_of, range(*asked.scenes)) if asked.scenes else map(whole, range(*asked.seeds))
     failed = sum(not _run(world) for world in worlds)
     say(f"{len(range(*asked.scenes or asked.seeds))} histories, {failed} failed")

@@ -7,6 +7,7 @@ within `health.PATIENCE_S`.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -16,10 +17,12 @@ import trio
 
 from lakefs.client.trio.lake import TrioLake
 from lakefs.content.manifest import CutKind, build
-from lakefs.errors import BucketNotFound, BugError, EngineUnreachable, KeyNotFound, LakeError, UserError
+from lakefs.errors import AcrossShards, BucketNotFound, BugError, EngineUnreachable, KeyNotFound, LakeError, UserError
 from lakefs.ids import ChunkId, data_chunk_id
+from lakefs.lake.multipart import ListedPart
 from lakefs.wire import messages as m
 from tests.sim.cluster.clients import SimClient
+from tests.sim.cluster.customers_buckets import Buckets, OneBucket, path_of, place_of
 from tests.sim.cluster.health import PATIENCE_S, Health
 from tests.sim.cluster.places import HeadPlace
 from tests.sim.cluster.promises import Content, Promises
@@ -28,7 +31,6 @@ from tests.sim.world.offload import SimOffload
 from tests.store_rig import ask, change, good
 
 T = TypeVar("T")
-BUCKET = "bkt"
 BOUND_S = 400.0
 SIZES = (1, 900, 5_000, 65_536, 65_537, 140_000, 300_000)
 NAMES_A_CUSTOMER = 5
@@ -64,11 +66,15 @@ class Customer:
         log: Callable[[str], None],
         *,
         is_reader: bool = False,
+        buckets: Buckets | None = None,
     ) -> None:
         """`is_reader`: nobody else is at work, so what it reads is what every key has."""
+        self._buckets = buckets or OneBucket()
         self.name = name
         self.operations = 0
         self.failures = 0
+        self.across: Counter[str] = Counter()
+        """Copies and renames between buckets of two names shards, which were answered."""
         self.is_reader = is_reader
         self._rng = rng
         self._promises = promises
@@ -85,6 +91,7 @@ class Customer:
             (3, self.rename),
             (2, self.copy),
             (2, self.hold_open),
+            *([(4, self.upload)] if self._buckets.has_uploads else []),
         )
 
     async def work(self, heads: Sequence[HeadPlace], count: int) -> None:
@@ -161,7 +168,9 @@ class Customer:
 
     def _own(self) -> str | None:
         """Return a key that this client may write now."""
-        names = [f"{self.name}-{number}" for number in range(NAMES_A_CUSTOMER)]
+        buckets = self._buckets.all()
+        numbered = [(buckets[number % len(buckets)], number) for number in range(max(NAMES_A_CUSTOMER, len(buckets)))]
+        names = [f"{bucket}/{self.name}-{number}".lstrip("/") for bucket, number in numbered]
         free = [name for name in names if not self._promises.key(name).rests]
         return self._rng.choice(free) if free else None
 
@@ -175,6 +184,8 @@ class Customer:
             key.begins(content)
             return
         key.has(content)
+        if content is not None:
+            self._promises.buckets.add(place_of(name)[0])
         self._log(f"{self.name}: {what} {name}: done")
 
     async def put(self) -> None:
@@ -185,7 +196,7 @@ class Customer:
 
     async def put_object(self, name: str, payload: bytes) -> None:
         """Put an object of one chunk."""
-        request = m.PutObjects([len(payload)], [change(name)])
+        request = m.PutObjects([len(payload)], [change_of(name)])
 
         async def call(client: SimClient) -> bool:
             good(await ask(client, request, m.NameResults, payload))
@@ -212,6 +223,23 @@ class Customer:
             return True
 
         await self._write(name, content, "put blob", call)
+
+    async def upload(self) -> None:
+        """Upload an object in a part, and complete that some time later; uploads that fail are left."""
+        name, payload = self._own(), self._pool.take()
+        if name is None or place_of(name)[0] not in self._promises.buckets:
+            return
+        rests = [self._rng.choice((0.0, 1.0, 10.0, 30.0))]
+
+        async def call(client: SimClient) -> bool:
+            lake = TrioLake(client, self._offload(), network=True)
+            begun = await lake.create_upload(path_of(name))
+            part = await lake.put_part(begun, 1, payload)
+            await trio.sleep(rests.pop() if rests else 0.0)
+            await lake.complete_upload(begun, [ListedPart(1, part.etag)])
+            return True
+
+        await self._write(name, (payload,), "upload", call)
 
     async def remove(self) -> None:
         """Remove an object."""
@@ -242,28 +270,23 @@ class Customer:
         if len(here.may_be) > 1 or here.may_be == [None]:
             return
         (content,) = here.may_be
+        before = [*there.may_be]
         there.begins(content)
         if removes:
             here.begins(None)
         self._log(f"{self.name}: {what} {source} to {target}")
-        kind = m.Rename if removes else m.Copy
-
-        async def call(client: SimClient) -> bool:
-            try:
-                good(await ask(client, kind(BUCKET, source, BUCKET, target), m.NameResults))
-            except KeyNotFound:
-                if not (removes and attempts[0] > 1):
-                    raise
-            return True
-
-        attempts = [0]
-
-        async def counted(client: SimClient) -> bool:
-            attempts[0] += 1
-            return await call(client)
-
-        if await self._try(f"{what} {source} to {target}", counted) is not None:
+        places = *place_of(source), *place_of(target)
+        done = await self._try(f"{what} {source} to {target}", self._moving(what, places, removes=removes))
+        if done is not None and self._buckets.is_across(places[0], places[2]):
+            self.across[what] += 1
+        if done is False:
+            there.may_be, here.may_be = before, [content]
+            there.rests_until = here.rests_until = 0.0
+            self._log(f"{self.name}: {what} {source} to {target}: they are in different names shards")
+            return
+        if done:
             there.has(content)
+            self._promises.buckets.add(places[2])
             if removes:
                 here.has(None)
             self._log(f"{self.name}: {what} {source} to {target}: done")
@@ -271,6 +294,37 @@ class Customer:
         there.begins(content)
         if removes:
             here.begins(None)
+
+    def _moving(
+        self, what: str, places: tuple[str, str, str, str], *, removes: bool
+    ) -> Callable[[SimClient], Awaitable[bool]]:
+        """Return what moves a name, from bucket and name to another: True, or False if it is in another names shard.
+
+        SimFailure if it was moved across names shards, or refused where there is but one.
+        """
+        buckets = places[0], places[2]
+        exist = self._promises.buckets.issuperset(buckets)
+        is_across = removes and exist and self._buckets.is_across(*buckets)
+        kind = m.Rename if removes else m.Copy
+        attempts = 0
+
+        async def call(client: SimClient) -> bool:
+            nonlocal attempts
+            attempts += 1
+            try:
+                good(await ask(client, kind(*places, create_bucket=True), m.NameResults))
+            except KeyNotFound:
+                if not (removes and attempts > 1):
+                    raise
+            except AcrossShards:
+                if not (removes and self._buckets.is_across(*buckets)):
+                    raise
+                return False
+            if is_across:
+                raise SimFailure(f"{self.name}: {what} of {places}, across names shards, was done")
+            return True
+
+        return call
 
     # --- reading -------------------------------------------------------------------------------------
 
@@ -282,14 +336,19 @@ class Customer:
     async def read(self, name: str) -> bool:
         """Read an object whole and check it; False if it could not be read, and need not be."""
         look = self._promises.look(name)
-        may_learn = (self.is_reader or name.startswith(f"{self.name}-")) and not look.key.rests
+        may_learn = (self.is_reader or place_of(name)[1].startswith(f"{self.name}-")) and not look.key.rests
         offload = self._offload()
+        exists = place_of(name)[0] in self._promises.buckets
 
         async def call(client: SimClient) -> list[bytes | None]:
             lake = TrioLake(client, offload, network=True)
             try:
-                return [bytes(await lake.get(f"{BUCKET}/{name}"))]
-            except (KeyNotFound, BucketNotFound):
+                return [bytes(await lake.get(path_of(name)))]
+            except KeyNotFound:
+                return [None]
+            except BucketNotFound as error:
+                if exists:
+                    raise SimFailure(f"{self.name}: get {name}: its bucket exists: {error!r}") from error
                 return [None]
 
         found = await self._try(f"get {name}", call)
@@ -311,7 +370,7 @@ class Customer:
         try:
             client = await self._reach()
             lake = TrioLake(client, self._offload(), network=True)
-            async with await lake.open(f"{BUCKET}/{name}") as opened:
+            async with await lake.open(path_of(name)) as opened:
                 contents = look.contents()
                 await self._write(name, None, "remove", lambda client: _delete(client, name))
                 await trio.sleep(self._rng.choice((1.0, 20.0, 50.0)))
@@ -333,6 +392,12 @@ class Customer:
         return SimOffload(random.Random(self._rng.getrandbits(32)), slowest_s=0.0)
 
 
+def change_of(name: str, blob: bytes = b"") -> m.NameChange:
+    """Bind a key of the promises."""
+    bucket, key = place_of(name)
+    return change(key, blob, bucket=bucket)
+
+
 async def store_in_session(client: SimClient, name: str, content: Content, rests: Sequence[Step]) -> None:
     """Store a blob: offer, store what is absent, and commit; rests are between."""
     chunks = [data_chunk_id(payload) for payload in content]
@@ -350,7 +415,7 @@ async def store_in_session(client: SimClient, name: str, content: Content, rests
             await ask(client, request, m.Stored, *[payload for _, _, payload in missing])
         for rest in rests[1:]:
             await rest()
-        commit = m.Commit(session, [change(name, tree.blob)], end_session=True)
+        commit = m.Commit(session, [change_of(name, tree.blob)], end_session=True)
         good(await ask(client, commit, m.NameResults))
     finally:
         with trio.move_on_after(1.0, shield=True):
@@ -361,7 +426,7 @@ async def store_in_session(client: SimClient, name: str, content: Content, rests
 
 
 async def _delete(client: SimClient, name: str) -> bool:
-    results = await ask(client, m.DeleteNames([(BUCKET, name)]), m.NameResults)
+    results = await ask(client, m.DeleteNames([place_of(name)]), m.NameResults)
     for result in results.results:
         if result.failure is not None and not isinstance(error := result.failure.as_error(), UserError):
             raise error

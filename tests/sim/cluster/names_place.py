@@ -13,7 +13,8 @@ from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.coordinator_requests import coordinator_group
 from engine.coordinator.lake_state import LakeState
 from engine.coordinator.names_coordinator import NamesCoordinator, open_names_coordinator
-from engine.head.names_link import ConnectNames, NamesConnection
+from engine.head.names_link import NamesConnection
+from engine.lake.shard_replicas import WayToNames
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.members.member_links import open_member_links
@@ -73,10 +74,10 @@ class NamesPlace(Place):
         return 0 if self.upkeep is None else self.upkeep._members.tables[0].ring_epoch
 
     @asynccontextmanager
-    async def reached(self, near: str, process: SimProcess) -> AsyncIterator[tuple[Coordinator, ConnectNames]]:
+    async def reached(self, near: str, process: SimProcess) -> AsyncIterator[tuple[Coordinator, WayToNames]]:
         """See `Names`."""
         async with far_coordinator(self.world.network, near, self, LAKE) as coordinator:
-            yield coordinator, partial(self._connected, near)
+            yield coordinator, WayToNames(partial(self._connected, near))
 
     @asynccontextmanager
     async def _connected(self, near: str) -> AsyncIterator[NamesConnection]:

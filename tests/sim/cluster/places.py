@@ -21,7 +21,7 @@ from engine.format.layouts import Table
 from engine.format.shards import shards_of
 from engine.format.sizes import StoreSizes
 from engine.head.head import Head, open_head
-from engine.head.names_link import ConnectNames
+from engine.lake.shard_replicas import WayToNames
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
 from engine.members.member_link import Connect, MemberClient
 from engine.members.member_links import open_member_links
@@ -47,8 +47,9 @@ LAKE = b"a simulated lake"
 MEMBER_BYTES = 96 * MIB
 NAMES_BYTES = 96 * MIB
 NAMES_HOST = "names"
-REPLICA_HOSTS = "r0", "r1"
-"""Hosts of the names of a lake over an etcd."""
+REPLICAS_A_SHARD = 2
+REPLICA_HOSTS = "r0", "r1", "r2", "r3", "r4", "r5"
+"""Hosts of the names of a lake over an etcd: REPLICAS_A_SHARD for each names shard, the first one first."""
 
 
 @dataclass
@@ -240,7 +241,7 @@ class Names(Protocol):
         """The ring epoch of the newest table; 0 while nobody knows."""
         ...
 
-    def reached(self, near: str, process: SimProcess) -> AbstractAsyncContextManager[tuple[Coordinator, ConnectNames]]:
+    def reached(self, near: str, process: SimProcess) -> AbstractAsyncContextManager[tuple[Coordinator, WayToNames]]:
         """Open the ways of a process on a host to the coordinator and to the names."""
         ...
 
@@ -271,12 +272,19 @@ class HeadPlace(Place):
         world, offload = self.world, self.offload()
         connect = connecting(world.network, self.host, self.members)
         async with (
-            self.names.reached(self.host, process) as (coordinator, connect_names),
+            self.names.reached(self.host, process) as (coordinator, way),
             open_member_links(coordinator, connect) as links,
         ):
             stripes = LakeStripes(links, LakeState(coordinator), offload)
             async with open_head(
-                connect_names, stripes, links, offload=offload, clock=world.clock, buffers=BufferPool(64 * MIB)
+                way.connect,
+                stripes,
+                links,
+                offload=offload,
+                clock=world.clock,
+                buffers=BufferPool(64 * MIB),
+                shards=way.shards,
+                connect_shard=way.connect_shard,
             ) as self.head:
                 await process.serve_until_stopped()
 

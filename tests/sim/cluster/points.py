@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from lakefs.wire import messages as m
 from tests.sim.cluster.network import Connection
-from tests.sim.cluster.places import NAMES_HOST, REPLICA_HOSTS
+from tests.sim.cluster.places import NAMES_HOST, REPLICA_HOSTS, REPLICAS_A_SHARD
 
 Act = Callable[[Connection, m.Request], Awaitable[None]]
 
@@ -38,7 +38,7 @@ class PointOf:
     def _fits(self, connection: Connection, request: m.Request, *, is_answer: bool) -> bool:
         if getattr(request, "only_damaged", False):
             return False  # of gc, not of a walk
-        near = NAMES_HOST if connection.near in REPLICA_HOSTS else connection.near
+        near = NAMES_HOST if connection.near in REPLICA_HOSTS[:REPLICAS_A_SHARD] else connection.near
         is_there = self._near in ("", near) and self._far in ("", connection.far)
         return is_there and isinstance(request, self._kind) and is_answer == self._answers
 

@@ -63,6 +63,8 @@ class Promises:
 
     def __init__(self) -> None:
         self.keys: dict[str, Key] = {}
+        self.buckets: set[str] = set()
+        """Buckets that exist, and are not removed: nobody finds that one is missing."""
 
     def key(self, name: str) -> Key:
         """Return a key."""

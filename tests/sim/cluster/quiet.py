@@ -12,18 +12,22 @@ from engine.format.layouts import Table, chunk_id_of_key
 from engine.format.shards import is_whole, shard_of_key
 from engine.keyed.spaces import iter_spaces, list_spaces
 from engine.lake_upkeep.member_answers import member_text
+from lakefs.client.trio.lake import TrioLake
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.members import Standing
 from lakefs.cluster.table import Table as ClusterTable
 from lakefs.content.manifest import CutKind, build
 from lakefs.findings import Finding
 from lakefs.ids import ChunkId, MemberId, data_chunk_id
+from lakefs.lake.multipart import UploadName
 from lakefs.wire import messages as m
+from tests.sim.cluster.bucket_customers import BucketRegisters
 from tests.sim.cluster.customers import Customer
 from tests.sim.cluster.lake import SimLake, until
 from tests.sim.cluster.places import MEMBER_BYTES, MemberPlace
 from tests.sim.cluster.promises import RESTS_S, Content, Promises
 from tests.sim.judges.history import SimFailure
+from tests.sim.world.offload import SimOffload
 
 HEALS_S = 300.0
 """The lake says that it is healed so soon."""
@@ -39,12 +43,13 @@ Where = dict[tuple[ChunkId, int], list[MemberId]]
 class Quiet:
     """The last checks of a world."""
 
-    def __init__(self, lake: SimLake, promises: Promises) -> None:
+    def __init__(self, lake: SimLake, promises: Promises, buckets: BucketRegisters | None = None) -> None:
         self._lake = lake
         self._names = lake.names
         self._members = lake.members
         self._heads = lake.heads
         self._promises = promises
+        self._buckets = buckets
 
     async def end(self, reader: Customer) -> None:
         """End all faults, wait, and check everything."""
@@ -58,6 +63,9 @@ class Quiet:
         await self.wait_healed()
         lake.health.was_hurt.clear()
         lake.log("healed")
+        if self._buckets is not None:
+            await self._buckets.end(lake.heads[0], self._promises, lake.world.new_random(), lake.log)
+            await self._abort_uploads()
         await self.check_spaces()  # members learn of removed ones, if they were away then
         await self._let_values_go()
         await self.collect()
@@ -68,6 +76,16 @@ class Quiet:
         for head in lake.heads:
             async with reader.at(head):
                 await self.check(reader)
+
+    async def _abort_uploads(self) -> None:
+        """Abort uploads that customers left, so that nothing refers to their parts."""
+        offload = SimOffload(self._lake.world.new_random(), slowest_s=0.0)
+        async with self._heads[0].connect() as client:
+            lake = TrioLake(client, offload, network=True)
+            for bucket in sorted(self._promises.buckets):
+                for entry in [entry async for entry in lake.uploads(f"{bucket}/")]:
+                    self._lake.met["uploads aborted"] += 1
+                    await lake.abort_upload(UploadName(bucket, entry.key, entry.upload))
 
     async def wait_healed(self) -> None:
         """Wait until the lake says that it is healed."""

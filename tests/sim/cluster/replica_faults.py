@@ -12,6 +12,8 @@ from typing import Final
 
 import trio
 
+from lakefs.errors import LakeError
+from lakefs.wire import messages as m
 from tests.sim.cluster.etcd_names import EtcdNames
 from tests.sim.cluster.lake import SimLake, until
 from tests.sim.replicas.faults import Faults, draw_faults
@@ -26,17 +28,46 @@ class ReplicaFaults:
     def __init__(self, lake: SimLake, names: EtcdNames) -> None:
         self._lake = lake
         self._names = names
-        faults = Faults(names.machines, [head.host for head in lake.heads], names.met)
+        heads = [head.host for head in lake.heads]
+        self._faults = [Faults(place.machines, heads, names.met) for place in names.places]
         names.machines.nodes.faults = draw_faults(lake.rng.choice(_CHANCES))
         self.kinds: Sequence[tuple[int, Event]] = [
-            (weight, update_wrapper(partial(self._happens, kind), kind)) for weight, kind in faults.kinds
+            (weight, update_wrapper(partial(self._happens, number), kind))
+            for number, (weight, kind) in enumerate(self._faults[0].kinds)
         ]
 
-    async def _happens(self, event: Event) -> None:
+    async def _happens(self, number: int) -> None:
+        """Let an event happen, to the machines of one of the names shards that there are."""
+        present = self._faults[: self._names.count]
+        _, event = (present[0] if len(present) == 1 else self._lake.rng.choice(present)).kinds[number]
         self._lake.health.begin_elsewhere()
         await event()
         await trio.sleep(self._lake.rng.choice((1.0, 10.0)))
-        for replica in self._names.replicas:
-            replica.disk.crash_at = None
+        for place in self._names.places:
+            for replica in place.replicas:
+                replica.disk.crash_at = None
         await until(lambda: self._names.is_up)
         self._lake.health.end_elsewhere()
+
+
+async def add_shards(lake: SimLake, names: EtcdNames) -> None:
+    """Add names shards while the lake is at work, as an operator does, until there are all that there may be."""
+    while names.count < len(names.places):
+        await trio.sleep(lake.rng.choice((1.0, 10.0, 40.0)))
+        await add_shard(lake, names)
+
+
+async def add_shard(lake: SimLake, names: EtcdNames) -> None:
+    """Ask for another names shard until there is one, and wait until it is served."""
+    wanted = names.count + 1
+    lake.log(f"operator: names add, for {wanted} shards")
+    lake.met["names shard added"] += 1
+    while names.count < wanted:
+        try:
+            async with lake.rng.choice(lake.heads).connect() as client:
+                await client.call(m.Hello(1, "operator"))
+                (await client.call(m.AddNamesShard())).body.release()
+        except LakeError as error:
+            lake.log(f"operator: names add: {error!r}")
+            await trio.sleep(1.0)
+    await until(lambda: names.is_up)

@@ -14,7 +14,7 @@ from engine.lake_upkeep.lake_upkeep import UpkeepSettings
 from engine.walker.membership import MembershipSettings
 from engine.walker.walker_pass import PassSettings
 from lakefs.cluster.protection import Protection
-from tests.sim.cluster import scenes_etcd, scenes_gc, scenes_names, scenes_stripes, scenes_walks
+from tests.sim.cluster import scenes_etcd, scenes_gc, scenes_names, scenes_shards, scenes_stripes, scenes_walks
 from tests.sim.cluster.customers import Pool
 from tests.sim.cluster.lake import SimLake
 from tests.sim.cluster.promises import Promises
@@ -36,6 +36,9 @@ class Scene:
     out_after_s: float = NEVER_S
     has_etcd: bool = False
     """It is of lakes over an etcd alone."""
+    shards: int = 1
+    """Names shards that there may be; `begun` of them are there from the beginning."""
+    begun: int = 1
     settings: UpkeepSettings = field(
         default=UpkeepSettings(
             name="simulated",
@@ -48,6 +51,11 @@ class Scene:
     )
 
 
+def _two_shards(play: Callable[[Stage], Awaitable[None]], begun: int = 2) -> Scene:
+    return Scene(play, SMALL, has_etcd=True, shards=2, begun=begun)
+
+
+SMALL: Final = (TWO_ONE, 4), (ONE_ONE, 3)
 RARE_LOOKS: Final = replace(Scene(scenes_walks.a_device_is_put_back).settings, look_interval_s=20.0)
 SCENES: Final[dict[str, Scene]] = {
     "a mark is lost": Scene(scenes_gc.a_mark_is_lost),
@@ -96,6 +104,15 @@ SCENES: Final[dict[str, Scene]] = {
     ),
     "a former leader goes on": Scene(scenes_etcd.a_former_leader_goes_on, ((TWO_ONE, 4), (TWO_ONE, 5)), has_etcd=True),
     "two replicas of the names lead": Scene(scenes_etcd.two_replicas_lead, has_etcd=True),
+    "two replicas of another names shard lead": _two_shards(scenes_shards.two_replicas_of_another_shard_lead),
+    "cycles over two names shards": _two_shards(scenes_shards.cycles_over_two_shards),
+    "a put to another names shard outlives cycles": _two_shards(scenes_shards.a_put_to_another_shard_outlives_cycles),
+    "a names shard is added during a cycle": _two_shards(scenes_shards.a_shard_is_added_during_a_cycle, begun=1),
+    "epochs over two names shards": _two_shards(scenes_shards.epochs_over_two_shards),
+    "buckets come and go": _two_shards(scenes_shards.buckets_come_and_go),
+    "a removal of a bucket is lost": _two_shards(scenes_shards.a_removal_is_lost),
+    "a copy between the walks of two names shards": _two_shards(scenes_shards.a_copy_between_walks),
+    "a copy to another names shard is slow": _two_shards(scenes_shards.a_copy_is_slow),
 }
 
 
@@ -103,8 +120,9 @@ class SceneWorld(LakeWorld):
     """The run of one scene with one seed."""
 
     def __init__(self, name: str, seed: int, *, has_etcd: bool = False) -> None:
-        super().__init__(seed, has_etcd=has_etcd or SCENES[name].has_etcd)
-        self._name, self._scene = name, SCENES[name]
+        scene = SCENES[name]
+        super().__init__(seed, has_etcd=has_etcd or scene.has_etcd, shards=scene.shards)
+        self._name, self._scene, self._begun, self._asked_shards = name, scene, scene.begun, None
         self._protection, self._member_count = self._rng.choice(self._scene.lakes)
         self._is_rough = False
         self._look_every_s = 1000.0
@@ -119,7 +137,7 @@ class SceneWorld(LakeWorld):
         return replace(self._scene.settings, membership=membership)
 
     async def _busy(self, lake: SimLake, promises: Promises, pool: Pool) -> None:
-        stage = Stage(lake, promises, pool, self._new_random())
+        stage = Stage(lake, promises, pool, self._new_random(), self._buckets)
         await stage.healed()
         await self._scene.play(stage)
         self.history.met.update(lake.met)

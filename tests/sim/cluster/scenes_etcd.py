@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import trio
 
 from engine.group_log.log_bounds import LEADER_LEASE_S
 from lakefs.wire import messages as m
 from tests.sim.cluster.customers import Customer
-from tests.sim.cluster.etcd_names import EtcdNames, LakeReplica
+from tests.sim.cluster.etcd_machine import LakeReplica
+from tests.sim.cluster.etcd_names import EtcdNames, ShardPlaces
 from tests.sim.cluster.etcd_nodes import HOSTS
 from tests.sim.cluster.network import Connection, Way
 from tests.sim.cluster.places import NAMES_HOST
@@ -25,21 +28,26 @@ async def two_replicas_lead(stage: Stage) -> None:
     """
     names = stage.lake.names
     assert isinstance(names, EtcdNames)
+    await both_lead(stage, names.places[0], NAMES)
+
+
+async def both_lead(stage: Stage, places: ShardPlaces, names: Sequence[str]) -> None:
+    """See `two_replicas_lead`; of the names shard of these places, where the names are."""
     cut_off, fresh = stage.rng.sample(stage.heads, 2)
-    for name in NAMES:
+    for name in names:
         await stage.put(name, stage.payload())
-    await wait_equal(names.machines)
-    leader = next(replica for replica in names.replicas if replica.leads)
+    await wait_equal(places.machines)
+    leader = next(replica for replica in places.replicas if replica.leads)
     stage.lake.health.begin_elsewhere()
     async with stage.client(cut_off) as reader, stage.client(cut_off) as writer, trio.open_nursery() as nursery:
-        await reader.read(NAMES[0])
-        nursery.start_soon(_read_again_and_again, reader)
-        nursery.start_soon(_put_again_and_again, stage, writer)
+        await reader.read(names[0])
+        nursery.start_soon(_read_again_and_again, reader, names)
+        nursery.start_soon(_put_again_and_again, stage, writer, f"{names[0]}-old")
         _silence(stage, (leader.machine, cut_off.host), Way.SILENT)
-        await stage.wait(lambda: _leads_beside(names, leader), "another replica leads")
-        for name in NAMES:
+        await stage.wait(lambda: _leads_beside(places, leader), "another replica leads")
+        for name in names:
             await stage.put(name, stage.payload(), head=fresh)
-        await stage.remove(NAMES[-1], fresh)
+        await stage.remove(names[-1], fresh)
         await trio.sleep(2 * LEADER_LEASE_S)
         nursery.cancel_scope.cancel()
     _silence(stage, (leader.machine, cut_off.host), Way.GOOD)
@@ -80,7 +88,7 @@ async def a_former_leader_goes_on(stage: Stage) -> None:
             else:
                 nursery.start_soon(stage.collect)
             await stage.wait(is_stopped.is_set, "the leader sends such a message")
-        await stage.wait(lambda: _leads_beside(names, leader), "another replica leads")
+        await stage.wait(lambda: _leads_beside(names.places[0], leader), "another replica leads")
         stage.lake.health.end_elsewhere()
         await stage.put("back", contents[0])
         await stage.copy("o2", "o5")
@@ -94,8 +102,8 @@ async def a_former_leader_goes_on(stage: Stage) -> None:
     await stage.read_all()
 
 
-def _leads_beside(names: EtcdNames, old: LakeReplica) -> bool:
-    return any(replica.leads for replica in names.replicas if replica is not old)
+def _leads_beside(places: ShardPlaces, old: LakeReplica) -> bool:
+    return any(replica.leads for replica in places.replicas if replica is not old)
 
 
 def _silence(stage: Stage, hosts: tuple[str, ...], way: Way) -> None:
@@ -105,17 +113,17 @@ def _silence(stage: Stage, hosts: tuple[str, ...], way: Way) -> None:
             stage.lake.world.network.set_way(node, host, way)
 
 
-async def _read_again_and_again(reader: Customer) -> None:
+async def _read_again_and_again(reader: Customer, names: Sequence[str]) -> None:
     while True:
-        for name in NAMES:
+        for name in names:
             await reader.read(name)
             await trio.sleep(0.05)
 
 
-async def _put_again_and_again(stage: Stage, writer: Customer) -> None:
+async def _put_again_and_again(stage: Stage, writer: Customer, prefix: str) -> None:
     """Put names of its own, which are read back in the end if they were answered."""
     number = 0
     while True:
         number += 1
-        await writer.put_object(f"old{number % 8}", stage.payload())
+        await writer.put_object(f"{prefix}{number % 8}", stage.payload())
         await trio.sleep(0.4)

@@ -20,6 +20,7 @@ from lakefs.cluster.table import Table
 from lakefs.errors import LakeError
 from lakefs.ids import MemberId, Partition, data_chunk_id
 from lakefs.wire import messages as m
+from tests.sim.cluster.bucket_customers import BucketRegisters
 from tests.sim.cluster.customers import Customer, Pool, Step
 from tests.sim.cluster.devices import Device
 from tests.sim.cluster.etcd_names import EtcdNames
@@ -49,10 +50,13 @@ FILLERS_MAX: Final = 40
 class Stage:
     """A lake that is whole, and everything that a scene does with it."""
 
-    def __init__(self, lake: SimLake, promises: Promises, pool: Pool, rng: random.Random) -> None:
+    def __init__(
+        self, lake: SimLake, promises: Promises, pool: Pool, rng: random.Random, buckets: BucketRegisters
+    ) -> None:
         self.lake = lake
         self.quiet = Quiet(lake, promises)
         self.rng = rng
+        self.buckets = buckets
         self.heads: Sequence[HeadPlace] = lake.heads
         self._promises = promises
         self._pool = pool
@@ -131,9 +135,9 @@ class Stage:
         async with self.client(head) as customer:
             await customer.remove_object(name)
 
-    async def copy(self, source: str, target: str) -> None:
+    async def copy(self, source: str, target: str, head: HeadPlace | None = None) -> None:
         """Copy an object, without its content."""
-        async with self.client() as customer:
+        async with self.client(head) as customer:
             await customer.move_object("copy", source, target, removes=False)
 
     async def read_all(self) -> None:

@@ -10,11 +10,14 @@ import pytest
 
 from tests.sim.cluster.planted import WEAKENED
 from tests.sim.cluster.planted_etcd import OVER_ETCD
+from tests.sim.cluster.planted_shards import OVER_SHARDS
 from tests.sim.cluster.weakening import Weakening, seeds_to_notice
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
-@pytest.mark.parametrize("weakened", [*WEAKENED, *OVER_ETCD], ids=lambda weakened: weakened.what.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "weakened", [*WEAKENED, *OVER_ETCD, *OVER_SHARDS], ids=lambda weakened: weakened.what.replace(" ", "-")
+)
 def test_a_weakened_rule_is_noticed(weakened: Weakening) -> None:
     assert seeds_to_notice(weakened) is not None, f"{weakened.what}: not noticed in {weakened.seeds} histories"

@@ -22,7 +22,9 @@ from engine.walker.membership import MembershipSettings
 from engine.walker.walker_pass import PassSettings
 from lakefs.cluster.protection import Protection
 from lakefs.errors import LakeError
+from tests.sim.cluster.bucket_customers import BucketCustomer, BucketRegisters
 from tests.sim.cluster.customers import Customer, Pool
+from tests.sim.cluster.customers_buckets import ManyBuckets, OneBucket
 from tests.sim.cluster.etcd_names import EtcdNames, open_etcd_names
 from tests.sim.cluster.faults import Faults
 from tests.sim.cluster.health import Health
@@ -33,6 +35,7 @@ from tests.sim.cluster.network import Network
 from tests.sim.cluster.places import HeadPlace, MemberPlace, Names, Place, Surroundings
 from tests.sim.cluster.promises import Promises
 from tests.sim.cluster.quiet import Quiet
+from tests.sim.cluster.replica_faults import add_shards
 from tests.sim.judges.history import SimFailure
 from tests.sim.workloads.lives import draw_sizes
 from tests.sim.world.clock import SimClock
@@ -43,6 +46,8 @@ from tests.sim.world.standstill import _place, _tasks
 BITS = 3
 """Rows of a table: 8, so that a few objects meet in each, and a walk through all takes no time."""
 HEADS = 2
+SHARDS = 1, 1, 2, 2, 3
+"""Names shards of a lake over an etcd, of which some are added while clients work."""
 CUSTOMERS = 3
 LONGEST_S = 8000.0
 """Simulated seconds of a history, at most."""
@@ -64,8 +69,13 @@ class History:
 class LakeWorld:
     """The run of one seed."""
 
-    def __init__(self, seed: int, operations: int = 30, events: int = 12, *, has_etcd: bool = False) -> None:
-        """`has_etcd`: the coordinator is an etcd, and the names have replicas; else they are on one machine."""
+    def __init__(
+        self, seed: int, operations: int = 30, events: int = 12, *, has_etcd: bool = False, shards: int | None = None
+    ) -> None:
+        """`has_etcd`: the coordinator is an etcd, and the names have replicas; else they are on one machine.
+
+        `shards`: names shards in the end, in a lake with an etcd; None: one, two or three, as the seed says.
+        """
         self.seed = seed
         self.has_etcd = has_etcd
         self.history = History(seed)
@@ -86,6 +96,12 @@ class LakeWorld:
         self._is_rough = self._rng.random() < 0.3
         self._look_every_s = self._rng.choice((2.0, 1000.0))
         self._piece_bytes = random.Random(seed).choice((2000, 1 << 20))
+        self._asked_shards = shards
+        chance = random.Random(f"names shards {seed}")
+        self._shards = chance.choice(SHARDS) if shards is None else shards
+        self._shards = self._shards if has_etcd else 1
+        self._buckets = BucketRegisters()
+        self._begun = chance.randint(1, self._shards)
 
     @property
     def name(self) -> str:
@@ -94,7 +110,9 @@ class LakeWorld:
 
     @property
     def _kind(self) -> str:
-        return " --etcd" if self.has_etcd else ""
+        return (" --etcd" if self.has_etcd else "") + (
+            "" if self._asked_shards is None else f" --shards {self._asked_shards}"
+        )
 
     def run(self) -> History:
         """Live the history; raise SimFailure when the lake broke a promise."""
@@ -123,8 +141,11 @@ class LakeWorld:
                 ("lakefs.cluster.table_format.PARTITION_BITS", BITS),
                 ("engine.walker.walker_pass.PARTITION_BITS", BITS),
                 ("engine.lake_upkeep.named_chunks._BUCKET_BITS", BITS),
+                ("engine.lake_upkeep.named_chunks._NUMBER_SHIFT", 64 - BITS),
+                ("engine.lake_upkeep.names_fsck_requests.NAMED_PAGE", 4),
                 ("engine.head.session_renewal.LOOK_EVERY_S", self._look_every_s),
                 ("engine.format.group_parts._PIECE_BYTES", self._piece_bytes),
+                ("engine.lake_gc.names_requests.ROOTS_PAGE", 3),
             ):
                 stack.enter_context(mock.patch(target, instead))
             yield
@@ -171,10 +192,10 @@ class LakeWorld:
         world = Surroundings(self._rng, network, SimClock(), self._protection, sizes, self._settings(), self._log)
         members = [MemberPlace(world, number) for number in range(self._member_count)]
         if self.has_etcd:
-            async with open_etcd_names(world, members) as etcd_names:
+            async with open_etcd_names(world, members, self._shards, self._begun) as etcd_names:
                 for member in members:
                     keep(member)
-                await etcd_names.make()
+                await etcd_names.make(members)
                 lake = self._with_heads(world, members, etcd_names, keep)
                 for head in lake.heads:
                     keep(head)
@@ -200,25 +221,38 @@ class LakeWorld:
         await self._busy(lake, promises, pool)
         self._log("quiet")
         reader = Customer("reader", self._new_random(), promises, pool, lake.health, self._log, is_reader=True)
-        await Quiet(lake, promises).end(reader)
+        await Quiet(lake, promises, self._buckets if self._shards > 1 else None).end(reader)
 
     async def _busy(self, lake: SimLake, promises: Promises, pool: Pool) -> None:
         """Let clients work, and things happen."""
+        names = lake.names
+        buckets = ManyBuckets(names) if isinstance(names, EtcdNames) and self._shards > 1 else OneBucket()
         customers = [
-            Customer(f"c{number}", self._new_random(), promises, pool, lake.health, self._log)
+            Customer(f"c{number}", self._new_random(), promises, pool, lake.health, self._log, buckets=buckets)
             for number in range(CUSTOMERS)
+        ]
+        of_buckets = [
+            BucketCustomer(f"b{number}", self._new_random(), self._buckets, self._log)
+            for number in range(HEADS if self._shards > 1 else 0)
         ]
         keyed = KeyedCustomer(self._new_random(), lake.names, lake.health, self._log)
         async with trio.open_nursery() as busy:
             busy.start_soon(Faults(lake).run, self._events)
             busy.start_soon(keyed.work, lake.heads, self._operations)
+            if isinstance(names, EtcdNames):
+                busy.start_soon(add_shards, lake, names)
+            for customer_of_buckets in of_buckets:
+                busy.start_soon(customer_of_buckets.work, lake.heads, self._operations)
             for customer in customers:
                 busy.start_soon(customer.work, lake.heads, self._operations)
         self.history.met.update(lake.met)
-        if isinstance(lake.names, EtcdNames):
-            self.history.met.update({f"names: {what}": count for what, count in lake.names.met.items()})
+        if isinstance(names, EtcdNames):
+            self.history.met.update({f"names: {what}": count for what, count in names.met.items()})
         self.history.met["operations"] = sum(customer.operations for customer in customers)
         self.history.met["failures"] = sum(customer.failures for customer in customers)
+        self.history.met["operations on buckets"] = sum(customer.operations for customer in of_buckets)
+        for customer in customers:
+            self.history.met.update({f"{what} across": count for what, count in customer.across.items()})
         self.history.met["keyed operations"], self.history.met["keyed hits"] = keyed.operations, keyed.hits
 
 

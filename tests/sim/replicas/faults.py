@@ -137,7 +137,8 @@ class Faults:
                 await trio.sleep(seconds)
 
     def _others(self, host: str) -> list[str]:
-        everybody = [*HOSTS, *self._clients, *(place.machine for place in self._world.places)]
+        machines = [place.machine for place in self._world.places]
+        everybody = [*HOSTS, *self._clients, *machines, *self._world.beside]
         return [other for other in everybody if other != host]
 
     async def _cut_off(self, host: str, others: Sequence[str]) -> None:

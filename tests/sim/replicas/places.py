@@ -13,7 +13,7 @@ import trio
 
 from engine.coordinator.names_leader import NamesLeader, open_names_leader
 from engine.coordinator.records import LeaderRecord
-from engine.format.group_parts import FIRST_SHARD
+from engine.format.group_parts import FIRST_SHARD, LogKeys
 from engine.format.layouts import Table
 from engine.format.sizes import StoreSizes
 from engine.head.leader_link import names_led_by
@@ -30,7 +30,7 @@ from engine.store.names_opening import BeginAnew
 from engine.superblock.superblock import SUPERBLOCK_PATH, Superblock
 from engine.tables.merged_tables import TableView
 from lakefs.errors import EngineUnreachable
-from lakefs.ids import ReplicaId
+from lakefs.ids import NamesShard, ReplicaId
 from lakefs.limits import MIB, NAMES_SILENCE_S
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineService
@@ -71,7 +71,7 @@ class DriftingClock(SimClock):
 
 @dataclass
 class Surroundings:
-    """The surroundings of all places."""
+    """The surroundings of all places of one names shard."""
 
     rng: random.Random
     network: Network
@@ -82,6 +82,14 @@ class Surroundings:
     places: list[ReplicaPlace] = field(default_factory=list)
     incarnation: bytes = b""
     """The coordinator's, when a lake was moved to it."""
+    shard: NamesShard = FIRST_SHARD
+    beside: list[str] = field(default_factory=list)
+    """Machines of other names shards."""
+
+    @property
+    def keys(self) -> LogKeys:
+        """The keys of the shard's log."""
+        return LogKeys(self.shard)
 
     def new_random(self) -> random.Random:
         """Make a source of chance for a part, so that parts do not disturb each other."""
@@ -121,10 +129,9 @@ async def running_replica(replica: NamesReplica) -> AsyncIterator[None]:
 class ReplicaPlace:
     """A machine that has a replica.  Processes run there, one after the other; `ReplicaHost` for each of them."""
 
-    shard = FIRST_SHARD
-
     def __init__(self, world: Surroundings, number: int) -> None:
         self.world = world
+        self.shard = world.shard
         self.machine = f"r{number}"
         self.disk = self._new_disk()
         self.clock = DriftingClock(world.rng.choice((1.0, 0.999, 1.001)))
@@ -278,6 +285,7 @@ class ReplicaPlace:
                 protection_losses=0,
                 is_new=is_new,
                 verify_index=False,
+                shard=self.shard,
                 sizes=self.world.sizes,
                 leading=partial(self._noted, leading),
                 begin_anew=begin_anew,

@@ -13,7 +13,6 @@ from lakefs.ids import Sequence
 from tests.sim.cluster.etcd_nodes import EtcdFaults
 from tests.sim.judges.history import SimFailure
 from tests.sim.replicas.customers import Customer, Promises
-from tests.sim.replicas.faults import KEYS
 from tests.sim.replicas.places import Contents, ReplicaPlace, Surroundings
 
 QUIET_S: Final = 180.0
@@ -78,14 +77,14 @@ async def wait_equal(world: Surroundings, when: str = "") -> None:
 
 async def wait_trimmed(world: Surroundings) -> None:
     """Wait until nothing is left in the log, but for parts of trimmed groups that came late; SimFailure."""
-    state = world.nodes.state
+    state, keys = world.nodes.state, world.keys
 
     def is_trimmed() -> bool:
-        record = state.current(_PREFIX + KEYS.log)
+        record = state.current(_PREFIX + keys.log)
         assert record is not None, "the log was begun"
         assert record.value is not None, "the log is not removed"
-        begin = _PREFIX + KEYS.group(Sequence(decode(LogRecord, record.value).trimmed + 1))
-        return not any(state.current(key) for key in state._keys if begin <= key < _PREFIX + KEYS.groups[1])
+        begin = _PREFIX + keys.group(Sequence(decode(LogRecord, record.value).trimmed + 1))
+        return not any(state.current(key) for key in state._keys if begin <= key < _PREFIX + keys.groups[1])
 
     await _until(world, is_trimmed, "the log is not trimmed")
 
