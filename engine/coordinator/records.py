@@ -237,12 +237,16 @@ class EtcdRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RepeatedReplica(msgspec.Struct, frozen=True, array_like=True):
-    """A replica of the names as the leader knew it: its id, its machine's, and its last report (`ReplicaRecord`)."""
+    """A replica of the names as the leader knew it: its id, its machine's, and its last report (`ReplicaRecord`).
+
+    `shard`: the names shard that it is a replica of.
+    """
 
     replica: bytes
     machine: str
     kept: Sequence
     said_ns: int
+    shard: NamesShard = NamesShard(0)
 
 
 class RepeatedRecord(msgspec.Struct, frozen=True, array_like=True):
