@@ -5,6 +5,7 @@ One lake for all drills; each leaves it whole.  Clients never pause, and know wh
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,6 +142,25 @@ def test_both_shards_are_there_when_all_machines_were_stopped(lake: Shards) -> N
         assert lake.machines[0].good("cat", f"{there}/moved").out
     eventually(lambda: is_whole(lake.machines[0]), "the lake is not whole")
     assert lake.leader(SECOND) is not None
+
+
+def test_gc_and_fsck_are_of_both_shards(lake: Shards) -> None:
+    there = next(bucket for bucket, shard in lake.buckets().items() if shard == SECOND)
+    asked = lake.machines[1]
+    for bucket in ("bucket", there):
+        for what in ("kept", "gone"):
+            asked.good("put", "-", f"{bucket}/{what}", stdin=f"{what} in {bucket} ".encode() * 10_000)
+        asked.good("rm", f"{bucket}/gone")
+    freed = [json.loads(asked.good("gc", "--json").out) for _ in range(3)]
+    assert sum(report["freed_shards"] for report in freed) >= 6, freed
+    report = json.loads(asked.good("fsck", "--json").out)
+    assert (report["damage"], report["unchecked"]) == (0, []), report
+    assert not [found for found in report["findings"] if found["code"] == "garbage"], report
+    for bucket in ("bucket", there):
+        assert asked.good("cat", f"{bucket}/kept").out == f"kept in {bucket} ".encode() * 10_000
+    shown = json.loads(asked.good("status", "--json").out)["lake"]["names"]
+    assert [shard["shard"] for shard in shown["shards"]] == [1]
+    assert len(shown["shards"][0]["replicas"]) == 3
 
 
 def test_each_head_of_a_machine_reaches_all_shards(tmp_path: Path) -> None:
