@@ -140,6 +140,9 @@ def rescue_lines(here: ReplicaHere, reason: str) -> list[str]:
     else:
         told += f"; it had all of {iso_time(here.repeated.said_ns)}"
     lines.append(_line(f"names {here.replica.hex()}", told))
+    for shard in here.shards:
+        told = f"group {shard.sequence}, on this machine"
+        lines.append(_line(f"names {shard.shard} {shard.replica.hex()}", told))
     for each in _others(here):
         where = _hosts(here).get(each.machine, f"machine {each.machine}")
         lines.append(_line(f"names {each.replica.hex()}", f"group {each.kept} at {iso_time(each.said_ns)}, at {where}"))
@@ -154,6 +157,9 @@ def _document(here: ReplicaHere, plan: LakePlan, reason: str) -> dict[str, Any]:
         "had_all_of_ns": None if here.repeated is None else here.repeated.said_ns,
         "is_in_charge": here.is_in_charge,
         "etcd_lost_because": reason,
+        "shards": [
+            {"shard": each.shard, "replica": each.replica.hex(), "group": each.sequence} for each in here.shards
+        ],
         "others": [
             {"id": each.replica.hex(), "machine": each.machine, "group": each.kept, "said_ns": each.said_ns}
             for each in _others(here)

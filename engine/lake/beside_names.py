@@ -22,7 +22,7 @@ import trio
 from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.lake_state import NO_EPOCH, LakeState
 from engine.coordinator.names_leader import NamesLeaders, open_names_leaders
-from engine.coordinator.names_shards import open_names_shards
+from engine.coordinator.names_shards import open_names_shards, shards_of
 from engine.coordinator.records import EtcdRecord, LakeRecord
 from engine.coordinator.remote_coordinator import open_remote_coordinator
 from engine.format.group_parts import FIRST_SHARD
@@ -31,7 +31,7 @@ from engine.head.names_link import ConnectNames, names_at
 from engine.lake.etcd_place import joined_place, place_in
 from engine.lake.lake_etcd import WAITING_FOR_ETCD, open_lake_etcd
 from engine.lake.machine import keep_machine, with_etcd
-from engine.lake.plan import LakePlan
+from engine.lake.plan import LakePlan, shard_address
 from engine.lake.shard_replicas import WayToNames
 from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, StoreUnusable
 from lakefs.ids import NamesShard
@@ -52,6 +52,20 @@ class BesideNames:
     """Asks if the coordinator answers, and is this lake's."""
     leaders: NamesLeaders | None = None
     """Say which names lead, in a lake with etcd."""
+
+    async def way_now(self, stack: AsyncExitStack) -> WayToNames:
+        """Return the way to the names, until the stack ends, once the lake is there.  Errors of the coordinator.
+
+        Without an etcd they are in several shards if they were rescued, each at an address of its own.
+        """
+        if self.way.shards is not None or await shards_of(self.coordinator) == 1:
+            return self.way
+        shards = await stack.enter_async_context(open_names_shards(self.coordinator))
+
+        def connect_shard(shard: NamesShard) -> ConnectNames:
+            return names_at(shard_address(self.plan.names_at, shard), token=self.plan.token)
+
+        return WayToNames(self.way.connect, shards, connect_shard)
 
     async def wait_for_lake(self) -> LakeRecord:
         """Return the lake's record, when the coordinator can be reached and the lake was made.

@@ -4,20 +4,22 @@ Before anything else of the lake runs there: the names are opened for their tabl
 the machine's record says; that it is done, is recorded behind it (`engine.coordinator.moving` has the steps).
 
 The log of the names moves too.  On the way there this machine's replica is named as the one from which it begins.  On
-the way back this replica leads once more: so it has all groups, and its journal is the log from then on.
+the way back this replica leads once more: so it has all groups, and its journal is the log from then on.  It is the
+same for each names shard.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import msgspec
 import structlog
 
-from engine.coordinator.coordinator import IsAbsent, Put
+from engine.coordinator.coordinator import Coordinator, IsAbsent, Put
 from engine.coordinator.coordinator_table import entry_of
 from engine.coordinator.moving import Side, charge_of, move, take_charge
 from engine.coordinator.names_shards import shards_of
@@ -31,12 +33,12 @@ from engine.lake.machine import keep_machine, with_etcd
 from engine.lake.names_here import TABLE, open_names, open_table
 from engine.lake.plan import LakePlan
 from engine.lake.replica_host import machine_place
+from engine.lake.rescued_shards import is_here, note_time
 from engine.metadata.metadata_store import Metadata
 from engine.superblock.superblock import Superblock
 from lakefs.errors import PreconditionFailed
-from lakefs.ids import ReplicaId
+from lakefs.ids import NamesShard, ReplicaId
 
-_KEYS: Final = LogKeys(FIRST_SHARD)
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -61,40 +63,63 @@ async def _moved_there(plan: LakePlan, etcd: LakeEtcd) -> EtcdPlace:
     async with open_names(plan) as names, open_table(names.store) as table:
         await take_charge(table, plan.lake_id)
         served = await _moved(Side(table, TABLE), etcd.side, etcd, plan)
-        await _name_origin(etcd, ReplicaId(names.store.superblock.store_id))
+        await _name_origin(etcd, FIRST_SHARD, ReplicaId(names.store.superblock.store_id))
+        others = [NamesShard(number) for number in range(1, await shards_of(table))]
+    for shard in others:
+        async with open_names(plan, shard=shard, is_new=False) as names:
+            await note_time(names.store.metadata, msgspec.structs.replace(served, state=Charge.LEFT))
+            await _name_origin(etcd, shard, ReplicaId(names.store.superblock.store_id))
     return msgspec.structs.replace(etcd.place, cluster=etcd.cluster, incarnation=served.incarnation.hex())
 
 
-async def _name_origin(etcd: LakeEtcd, replica: ReplicaId) -> None:
-    """Let the log of the names begin behind all that this replica has, unless it has begun."""
-    await etcd.side.coordinator.transact([IsAbsent(_KEYS.log)], [Put(_KEYS.origin, replica)])
+async def _name_origin(etcd: LakeEtcd, shard: NamesShard, replica: ReplicaId) -> None:
+    """Let the log of a names shard begin behind all that this replica has, unless it has begun."""
+    keys = LogKeys(shard)
+    await etcd.side.coordinator.transact([IsAbsent(keys.log)], [Put(keys.origin, replica)])
 
 
 async def _moved_back(plan: LakePlan, etcd: LakeEtcd) -> None:
     """Move the lake to the table.  An etcd is not asked if the table is in charge, and nothing was being moved.
 
-    PreconditionFailed for a lake of several names shards.
+    PreconditionFailed unless this machine has replicas of all names shards.
     """
+    coordinator = etcd.side.coordinator
 
     @asynccontextmanager
     async def led(metadata: Metadata, superblock: Superblock) -> AsyncIterator[None]:
         with metadata.view() as view:
             entry = entry_of(view, CHARGE_KEY)
-        is_here = entry is None or decode(ChargeRecord, entry.value).state is Charge.SERVES
-        if is_here:
+        is_in_charge = entry is None or decode(ChargeRecord, entry.value).state is Charge.SERVES
+        if is_in_charge:
             yield
             return
         await when_reached(etcd.reach)
-        if (count := await shards_of(etcd.side.coordinator)) > 1:
-            raise PreconditionFailed(f"the names of this lake are in {count} shards, and without etcd there is one")
-        place = machine_place(plan, etcd.side.coordinator, superblock)
-        async with asking_to_lead(place.coordinator, place.clock, _KEYS, place.replica), leading(metadata, place):
+        async with AsyncExitStack() as stack:  # so each has all groups, and no other machine leads meanwhile
+            for shard in map(NamesShard, range(1, await shards_of(coordinator))):
+                if not is_here(plan, shard):
+                    raise PreconditionFailed(
+                        f"this machine has no replica of names shard {shard} yet, and the names of all are to be here; "
+                        "start it with its etcd until it has one: lake cluster init with --etcd"
+                    )
+                lead = partial(_led, plan, coordinator, shard)
+                await stack.enter_async_context(open_names(plan, lead, shard=shard, is_new=False))
+            await stack.enter_async_context(_led(plan, coordinator, FIRST_SHARD, metadata, superblock))
             yield
 
     async with open_names(plan, led) as names, open_table(names.store) as table:
         found = await charge_of(table)
         if found is None or found.state is not Charge.SERVES:
             await _moved(etcd.side, Side(table, TABLE), etcd, plan)
+
+
+@asynccontextmanager
+async def _led(
+    plan: LakePlan, coordinator: Coordinator, shard: NamesShard, metadata: Metadata, superblock: Superblock
+) -> AsyncIterator[None]:
+    """Lead a names shard during the block, whoever has led it."""
+    place = machine_place(plan, coordinator, superblock, shard)
+    async with asking_to_lead(place.coordinator, place.clock, LogKeys(shard), place.replica), leading(metadata, place):
+        yield
 
 
 async def _moved(source: Side, destination: Side, etcd: LakeEtcd, plan: LakePlan) -> ChargeRecord:

@@ -36,12 +36,12 @@ from engine.lake.names_checkpoints import NamesCheckpoints
 from engine.lake.names_here import open_table
 from engine.lake.names_replica import Term
 from engine.lake.plan import LakePlan
+from engine.lake.shards_in_process import buckets_of
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_gc.shard_links import ConnectShard
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
 from engine.lake_upkeep.other_shards import NO_OTHER_SHARDS, OtherShards, shards_by_requests
 from engine.lake_upkeep.shard_upkeep import ShardUpkeep
-from engine.namespace.buckets import list_buckets
 from engine.process.mirrored_names import LocalNames
 from engine.requests.bind import BindGate
 from engine.requests.dispatch import Group
@@ -94,8 +94,7 @@ class NamesTerms:
         async def begin() -> None:
             await upkeep.begin()
             await in_lake.begin()
-            await buckets.begin(_buckets_of(store))
-            await in_lake.begin()
+            await buckets.begin(buckets_of(store))
 
         return Term(service, partial(keep_lake, upkeep, etcd.coordinator, store, in_lake.run), begin)
 
@@ -108,17 +107,13 @@ class NamesTerms:
         in_lake = self._in_lake(shard, names, gate)
         upkeep = ShardUpkeep(shard, coordinator, links, stripes, store, joined, upload_expiry_s=expiry_s)
         service = NamesService(store, gate=gate, upkeep=upkeep.requests, checkpoints=checkpoints, buckets=buckets)
-        in_lake = self._in_lake(shard, names, gate)
-
-        in_lake = self._in_lake(shard, names, gate)
 
         async def begin() -> None:
             charge = ChargeRecord(self.plan.lake_id, Charge.LEFT, 0, bytes.fromhex(etcd.place.incarnation))
             await begin_shard(shard, store, charge)
             await upkeep.begin()
             await in_lake.begin()
-            await buckets.begin(_buckets_of(store))
-            await in_lake.begin()
+            await buckets.begin(buckets_of(store))
 
         return Term(service, in_lake.run, begin)
 
@@ -187,11 +182,6 @@ def lake_upkeep(
         take=content.take,
         others=others,
     )
-
-
-def _buckets_of(store: KeyedStore) -> list[str]:
-    with store.metadata.view() as view:
-        return [bucket.name for bucket in list_buckets(view)]
 
 
 async def keep_lake(upkeep: LakeUpkeep, coordinator: Coordinator, store: KeyedStore, *beside: _Run) -> None:

@@ -18,7 +18,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -71,6 +71,7 @@ from engine.lake.read_shards import way_to_read
 from engine.lake.reads_only import end_with_this_start, reading, recorded_protection
 from engine.lake.replica_host import MachineHost
 from engine.lake.shard_replicas import ShardReplicas, WayToNames, machines_before, running_replicas
+from engine.lake.shards_in_process import open_other_shards, served_here
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.members.member_links import MemberLinks
@@ -93,8 +94,8 @@ class LakeNames:
 
     local: LocalNames
     upkeep: LakeUpkeep
-    service: EngineService
-    """Serves the heads of other machines."""
+    services: Mapping[NamesShard, EngineService]
+    """Serve the heads of other machines, by names shards."""
 
 
 @dataclass(frozen=True)
@@ -168,13 +169,15 @@ async def _open_with_names(plan: LakePlan, fabric: EngineFabric) -> AsyncIterato
         if (charge := await charge_of(coordinator)) is not None:
             refuse_unless_in_charge(charge, plan.lake_id, TABLE)
         state = LakeState(coordinator)
+        others = await open_other_shards(stack, plan, coordinator)
         protection = await _recorded(state, plan)
         is_made = await state.epoch() != NO_EPOCH
         processes = await _open_processes(stack, plan, state, protection, is_made=is_made)
         await wait_for_members(processes, state, plan, protection, is_made=is_made)
         plan = _kept(plan, processes, protection)
         content = await open_content(stack, plan, coordinator, offload)
-        upkeep = lake_upkeep(plan, names, coordinator, None, gate, joined, content, offload)
+        shards = await served_here(plan, coordinator, store, others, content)
+        upkeep = lake_upkeep(plan, names, coordinator, None, gate, joined, content, offload, shards.upkeep)
         serving = partial(
             NamesService,
             store,
@@ -182,12 +185,14 @@ async def _open_with_names(plan: LakePlan, fabric: EngineFabric) -> AsyncIterato
             upkeep=upkeep.requests,
             more_status=upkeep.status,
             more=[shards_group(None, plan.lake_id)],
+            buckets=shards.buckets,
         )
         memory = await stack.enter_async_context(head_memory(plan.tier, store.superblock.identity, offload, fabric))
-        way = WayToNames(embedded_names(serving()))
+        way = await shards.way(stack, coordinator, embedded_names(serving()))
         about = partial(about_machine, plan, processes)
         head = await _open_head(stack, plan, about, way, content, offload, store.clock, memory, fabric)
-        with_names = LakeNames(names, upkeep, serving(coordinator=coordinator_group(coordinator)))
+        services = {FIRST_SHARD: serving(coordinator=coordinator_group(coordinator)), **shards.services}
+        with_names = LakeNames(names, upkeep, services)
         yield LakeParts(plan, processes, content.links, head, protection, offload, with_names, is_made_now=not is_made)
 
 
@@ -329,7 +334,9 @@ async def _open_beside_names(
         identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
         memory = await stack.enter_async_context(head_memory(plan.tier, identity, offload, fabric))
         about = about or partial(about_machine, plan, processes)
-        head = await _open_head(stack, plan, about, lake.way, content, offload, SystemClock(), memory, fabric)
+        head = await _open_head(
+            stack, plan, about, await lake.way_now(stack), content, offload, SystemClock(), memory, fabric
+        )
         yield LakeParts(plan, processes, content.links, head, protection, offload, None, is_made_now=False)
 
 

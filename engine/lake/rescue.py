@@ -38,16 +38,15 @@ from engine.lake.machine import MachineRecord, keep_machine, rescued as rescued_
 from engine.lake.machine_lock import machine_locked
 from engine.lake.names_here import TABLE, open_names
 from engine.lake.plan import LakePlan
+from engine.lake.rescued_shards import ShardHere, is_here, looked_at_shard, rescued_shard
+from engine.lake.skipped_numbers import skip_numbers
 from engine.metadata.metadata_store import Metadata
 from engine.store.names_opening import BeginAnew
 from engine.superblock.superblock import Superblock
-from engine.tables.views import Transaction
 from lakefs.errors import LakeError, PreconditionFailed
-from lakefs.ids import ReplicaId, Sequence
+from lakefs.ids import NamesShard, ReplicaId, Sequence
 
 NOT_LOST: Final = "answers, and has this lake: nothing is lost, and nothing is to be rescued"
-NUMBERS_SKIPPED: Final = 1 << 20
-"""Names that a lake makes within the seconds that are lost: some ten thousand each."""
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -63,6 +62,8 @@ class ReplicaHere:
     repeated: RepeatedRecord | None
     members: tuple[MemberRecord, ...]
     is_in_charge: bool
+    shards: tuple[ShardHere, ...] = ()
+    """The replicas of other shards that are here."""
 
 
 def etcd_to_be_lost(plan: LakePlan) -> EtcdPlace | None:
@@ -113,6 +114,8 @@ async def looked_at(plan: LakePlan) -> ReplicaHere:
     async def looking(metadata: Metadata, superblock: Superblock) -> AsyncIterator[None]:
         table = NamesCoordinator(metadata, SystemClock())
         charge = await charge_of(table)
+        here = [shard for shard in _other_shards(await shards_of(table)) if is_here(plan, shard)]
+        others = [await looked_at_shard(plan, shard) for shard in here]
         found.append(
             ReplicaHere(
                 ReplicaId(superblock.store_id),
@@ -120,6 +123,7 @@ async def looked_at(plan: LakePlan) -> ReplicaHere:
                 await repeated_in(table),
                 tuple(await LakeState(table).members()),
                 charge is not None and charge.state is Charge.SERVES,
+                tuple(others),
             )
         )
         table.close()
@@ -147,21 +151,30 @@ async def begun_again(
 ) -> MachineRecord:
     """Do as `rescued`, while the machine is locked.
 
-    `begin_anew`: names are made here, by that.  `newer`: see `rescue`.  PreconditionFailed for several names shards.
+    `begin_anew`: names are made here, by that.  `newer`: see `rescue`.  PreconditionFailed where a replica of another
+    shard is not here, or of another time.
     """
     turns: list[int] = []
 
     @asynccontextmanager
     async def rescuing(metadata: Metadata, superblock: Superblock) -> AsyncIterator[None]:
         table = NamesCoordinator(metadata, SystemClock())
-        if (count := await shards_of(table)) > 1:
+        others = _other_shards(await shards_of(table))
+        if others and begin_anew is not None:
             raise PreconditionFailed(
-                f"the names of this lake are in {count} shards, and the replica here has those of the first: content "
-                "that only others name would be removed; this release does not rescue such a lake"
+                "the names of this lake are in several shards, and a checkpoint in the lake has those of one: content "
+                "that only others name would be removed; this release begins no such lake from the lake itself"
             )
+        before = await charge_of(table)
+        times = {b"", *([] if before is None else [before.incarnation]), _time_of_etcd(plan)}
+        for shard in others:
+            if (await looked_at_shard(plan, shard)).incarnation not in times:
+                raise PreconditionFailed(f"the replica of names shard {shard} here is of another time of the lake")
         charge = await rescue(table, plan.lake_id, TABLE, newer)
         table.close()
         await skip_numbers(metadata)
+        for shard in others:
+            await rescued_shard(plan, shard, charge)
         turns.append(charge.turn)
         yield
 
@@ -173,12 +186,10 @@ async def begun_again(
     return machine
 
 
-async def skip_numbers(metadata: Metadata) -> None:
-    """Let numbers of nodes and births go on above those that lost groups may have used; durable on return."""
+def _other_shards(count: int) -> list[NamesShard]:
+    return [NamesShard(number) for number in range(1, count)]
 
-    def decide(txn: Transaction) -> None:
-        txn.new_node_ids(NUMBERS_SKIPPED)
-        txn.new_births(NUMBERS_SKIPPED)
 
-    _, sequence = await metadata.commit(decide)
-    await metadata.wait_durable(sequence)
+def _time_of_etcd(plan: LakePlan) -> bytes:
+    """Return the incarnation of the etcd that is lost; empty where the machine's record has none any more."""
+    return b"" if plan.machine.etcd is None else bytes.fromhex(plan.machine.etcd.incarnation)
