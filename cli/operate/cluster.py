@@ -272,7 +272,10 @@ def set_(where: Target, settings: tuple[str, ...]) -> None:
 @pass_target
 @click.pass_context
 def names(context: click.Context, where: Target, as_json: bool) -> None:
-    """Show the replicas of the names, in a lake with etcd: which one leads, and how far behind the others are."""
+    """Show the replicas of the names, in a lake with etcd: which one leads, and how far behind the others are.
+
+    Where the names are in several shards, the lines of each begin with its number.
+    """
     if context.invoked_subcommand is not None:
         return
     from cli.operate.lake_lines import replica_lines
@@ -281,10 +284,32 @@ def names(context: click.Context, where: Target, as_json: bool) -> None:
         found, _ = _lake_of(lake)
     _replicas(found)
     if as_json:
-        write_json({name: found["names"][name] for name in ("replicas", "tail", "outlives_machines")})
+        shown = ("replicas", "tail", "outlives_machines", "shards")
+        write_json({name: found["names"][name] for name in shown if name in found["names"]})
         return
     for line in replica_lines(found):
         write_line(line)
+
+
+@names.command(name="add")
+@engine_options
+@pass_target
+def add_shard(where: Target) -> None:
+    """Add a names shard: new buckets go to the shard that has the fewest, with a log and replicas of its own.
+
+    Waits until a machine serves it.  The number of shards never falls, and is 16 at most.
+    """
+    from lakefs.client.facade import driver_of
+
+    with where.open() as lake:
+        _replicas(_lake_of(lake)[0])
+        driver = driver_of(lake)
+        added = driver.run(driver.steps.add_names_shard())
+    shard, machine = added["shard"], added["machine"]
+    if not machine:
+        notice(f"lake: names shard {shard} was added, and no machine serves it yet; see: lake cluster names")
+        return
+    notice(f"lake: names shard {shard} is served by machine {machine}; new buckets go to the shard that has the fewest")
 
 
 @names.command(name="remove")
@@ -310,7 +335,8 @@ def remove_replica(where: Target, replica: str) -> None:
 def _replica_of(lake: Lake, text: str) -> str:
     """Return the id of the replica that a text names, in hex.  InvalidArgument unless there is exactly one."""
     found, _ = _lake_of(lake)
-    named = [each["id"] for each in _replicas(found) if text and each["id"].startswith(text.lower())]
+    others = [each for shard in found["names"].get("shards", ()) for each in shard["replicas"]]
+    named = [each["id"] for each in (*_replicas(found), *others) if text and each["id"].startswith(text.lower())]
     if len(named) != 1:
         many = "several replicas" if named else "no replica"
         raise InvalidArgument(f"{text!r} names {many}; see them with: lake cluster names", subject=text)

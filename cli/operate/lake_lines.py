@@ -45,7 +45,7 @@ def outlives(lake: dict[str, Any]) -> str:
         told += " (not the one with the names)" if is_one else ""
     if "replicas" in lake["names"]:
         replicas = sum(each["state"] != "removed" for each in lake["names"]["replicas"])
-        told += f"; names: {lake['names']['outlives_machines'] or 'none'} of {_count(replicas, 'machine')}"
+        told += f"; names: {names_outlive(lake['names']) or 'none'} of {_count(replicas, 'machine')}"
     elif lake["names"]:
         told += f"; names: {_count(lake['names']['devices'], 'device')}"
     dirty = lake["walker"]["dirty_partitions"]
@@ -55,14 +55,27 @@ def outlives(lake: dict[str, Any]) -> str:
 
 
 def replica_lines(lake: dict[str, Any]) -> list[str]:
-    """Return a line for each replica of the names, and one for their log; none for a lake without etcd."""
+    """Return a line for each replica of the names, and one for their log; none for a lake without etcd.
+
+    Where the names are in several shards, the shard's number stands first.
+    """
     names = lake.get("names", {})
     if "replicas" not in names:
         return []
-    hosts = _hosts(lake["members"])
-    lines = [_line(f"names {each['id']}", _replica(each, hosts)) for each in names["replicas"]]
-    tail = names["tail"]
-    return [*lines, _line("names log", f"{_count(tail['groups'], 'group')}, {human_bytes(tail['bytes'])} at the etcd")]
+    others = names.get("shards", ())
+    hosts, lines = _hosts(lake["members"]), []
+    for shard in [{"shard": 0, **names}, *others]:
+        title = f"names {shard['shard']}" if others else "names"
+        lines += [_line(f"{title} {each['id']}", _replica(each, hosts)) for each in shard["replicas"]]
+        tail = shard["tail"]
+        told = f"{_count(tail['groups'], 'group')}, {human_bytes(tail['bytes'])} at the etcd"
+        lines.append(_line(f"{title} log", told))
+    return lines
+
+
+def names_outlive(names: Mapping[str, Any]) -> int:
+    """Return how many machines may be lost without names of any shard."""
+    return min(int(shard["outlives_machines"]) for shard in (names, *names.get("shards", ())))
 
 
 def _replica(replica: dict[str, Any], hosts: Mapping[str, str]) -> str:

@@ -6,8 +6,8 @@ from functools import partial
 
 from cli.serve.engine_metrics import dram_readings, scrub_readings, shared_index_readings
 from engine.lake.lake_process import RunningLake
-from engine.lake.names_replica import NamesReplica
 from engine.lake.parts import LakeNames, LakeParts
+from engine.lake.shard_replicas import ShardReplicas
 from engine.process.running import Running
 from gateway.admin.metrics import Reading
 
@@ -39,7 +39,7 @@ def lake_readings(running: Running) -> list[Reading]:
         *dram_readings(lambda: tier.dram),
         Reading("lake_buffers_in_use", "Payload buffers in use", lambda: parts.head.parts.buffers.in_use),
         *_readings_of_names(parts.names),
-        *_readings_of_replica(parts.replica),
+        *_readings_of_replicas(parts.replicas),
     ]
 
 
@@ -64,14 +64,20 @@ def _readings_of_names(names: LakeNames | None) -> list[Reading]:
     ]
 
 
-def _readings_of_replica(replica: NamesReplica | None) -> list[Reading]:
-    if replica is None:
+def _readings_of_replicas(replicas: ShardReplicas | None) -> list[Reading]:
+    if replicas is None:
         return []
     return [
-        Reading("lake_names_leads", "1 when this machine's replica of the names leads", lambda: replica.leads),
+        Reading(
+            "lake_names_leads",
+            "1 when this machine's replica of a names shard leads",
+            lambda: {str(shard): float(replica.leads) for shard, replica in replicas.all.items()},
+            label="shard",
+        ),
         Reading(
             "lake_names_kept_sequence",
-            "Last group of the names that is in the journal of this machine's replica; 0 when it is not open",
-            lambda: float(replica.kept_sequence),
+            "Last group of a names shard in the journal of this machine's replica; 0 when it has none open",
+            lambda: {str(shard): float(replica.kept_sequence) for shard, replica in replicas.all.items()},
+            label="shard",
         ),
     ]

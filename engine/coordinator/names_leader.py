@@ -1,4 +1,4 @@
-"""The replica of the names that leads, as a process finds it that asks the names.
+"""The replica of a names shard that leads, as a process finds it that asks the names.
 
     async with open_names_leader(coordinator) as leader:
         found = await leader.wait()                         found.record.addresses
@@ -22,14 +22,14 @@ import structlog
 import trio
 
 from engine.coordinator.coordinator import Changes, Coordinator, Entry, ReadAnew
-from engine.coordinator.records import LEADER_KEY, LeaderRecord, decode
+from engine.coordinator.records import LeaderRecord, decode
+from engine.format.group_parts import FIRST_SHARD, LogKeys
 from engine.host.tasks import plain_errors
 from lakefs.errors import EngineBusy, EngineUnreachable, LakeError
-from lakefs.ids import Revision
+from lakefs.ids import NamesShard, Revision
 from lakefs.limits import AWAY_PAUSE_S_MIN, NAMES_PAUSE_S_MAX
 
 _log: Final = structlog.get_logger(__name__)
-_END: Final = LEADER_KEY + b"\0"
 
 
 class Leader(NamedTuple):
@@ -40,9 +40,9 @@ class Leader(NamedTuple):
 
 
 @asynccontextmanager
-async def open_names_leader(coordinator: Coordinator) -> AsyncIterator[NamesLeader]:
-    """Follow the leader's record until the block ends; nothing is waited for at the beginning."""
-    leader = NamesLeader(coordinator)
+async def open_names_leader(coordinator: Coordinator, shard: NamesShard = FIRST_SHARD) -> AsyncIterator[NamesLeader]:
+    """Follow the record of a names shard's leader until the block ends; nothing is waited for at the beginning."""
+    leader = NamesLeader(coordinator, shard)
     with plain_errors():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(leader.follow)
@@ -51,10 +51,14 @@ async def open_names_leader(coordinator: Coordinator) -> AsyncIterator[NamesLead
 
 
 class NamesLeader:
-    """The leader of the names, as this process last read it.  Made by `open_names_leader`; used on the loop."""
+    """The leader of a names shard, as this process last read it.  Used on the loop.
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    Made by `open_names_leader`; or `follow` runs beside whoever has it.
+    """
+
+    def __init__(self, coordinator: Coordinator, shard: NamesShard = FIRST_SHARD) -> None:
         self._coordinator = coordinator
+        self._key: Final = LogKeys(shard).leader
         self._leader: Leader | None = None
         self._changed = trio.Event()
         self.was_deposed: Callable[[Leader], None] = lambda _: None
@@ -81,7 +85,7 @@ class NamesLeader:
         pause_s = AWAY_PAUSE_S_MIN
         while True:
             try:
-                found = await self._coordinator.get(LEADER_KEY)
+                found = await self._coordinator.get(self._key)
                 self._take(found.entry)
                 pause_s = AWAY_PAUSE_S_MIN
                 await self._watch(Revision(found.revision + 1))
@@ -93,7 +97,7 @@ class NamesLeader:
 
     async def _watch(self, from_revision: Revision) -> None:
         """Take each change from a revision on; returns when the record is to be read anew."""
-        async with self._coordinator.watch(LEADER_KEY, _END, from_revision) as watch:
+        async with self._coordinator.watch(self._key, self._key + b"\0", from_revision) as watch:
             async for event in watch:
                 if isinstance(event, ReadAnew):
                     return
@@ -105,7 +109,7 @@ class NamesLeader:
         try:
             leader = None if entry is None else Leader(decode(LeaderRecord, entry.value), entry.revision)
         except LakeError as error:
-            _log.error("coordinator_record_unusable", key=LEADER_KEY.decode(), reason=error.message)
+            _log.error("coordinator_record_unusable", key=self._key.decode(), reason=error.message)
             leader = None
         if leader != self._leader:
             before, self._leader = self._leader, leader
@@ -113,3 +117,31 @@ class NamesLeader:
             self._changed = trio.Event()
             if before is not None:
                 self.was_deposed(before)
+
+
+@asynccontextmanager
+async def open_names_leaders(coordinator: Coordinator) -> AsyncIterator[NamesLeaders]:
+    """Follow the leaders of names shards, each once it is asked for, until the block ends."""
+    with plain_errors():
+        async with trio.open_nursery() as nursery:
+            yield NamesLeaders(coordinator, nursery)
+            nursery.cancel_scope.cancel()
+
+
+class NamesLeaders:
+    """The leaders of all names shards.  Made by `open_names_leaders`; used on the loop."""
+
+    def __init__(self, coordinator: Coordinator, nursery: trio.Nursery) -> None:
+        self._coordinator = coordinator
+        self._nursery = nursery
+        self._of: dict[NamesShard, NamesLeader] = {}
+        self.was_deposed: Callable[[Leader], None] = lambda _: None
+        """Called with a leader of any shard that does not lead any more."""
+
+    def of(self, shard: NamesShard) -> NamesLeader:
+        """Return the leader of a shard, which is followed from now on."""
+        if shard not in self._of:
+            leader = self._of[shard] = NamesLeader(self._coordinator, shard)
+            leader.was_deposed = lambda deposed: self.was_deposed(deposed)
+            self._nursery.start_soon(leader.follow)
+        return self._of[shard]

@@ -103,7 +103,7 @@ SUPERBLOCK: Final = Layout(
         ("created_ns", "Q"),
         ("clean_sequence", "Q"),
         ("domain_count", "H"),
-        ("reserved", "2s"),
+        ("names_shard", "H"),
         ("next_space", "I"),
         ("domains", "1024s"),
         ("crc", "I"),

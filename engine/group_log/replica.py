@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -34,6 +34,7 @@ from engine.group_log.leader_log import LeaderLog
 from engine.group_log.log_bounds import LEADER_LEASE_S
 from engine.group_log.reports import Reports
 from engine.group_log.room import keep_room
+from engine.group_log.spread_leads import SpreadLeads
 from engine.group_log.tail import Tail
 from engine.group_log.trimming import Trimming
 from engine.host.tasks import plain_errors
@@ -51,6 +52,7 @@ class ReplicaPlace:
 
     `clock` goes on while the machine is suspended.  `leader`: the value of the leader's key, by which heads find it;
     `holder` returns the replica in such a value.  `make_room`: gives back room of what the coordinator has forgotten.
+    `leads`: those of all shards in this process.
     """
 
     coordinator: Coordinator
@@ -62,6 +64,7 @@ class ReplicaPlace:
     holder: Callable[[bytes], ReplicaId]
     shard: NamesShard = FIRST_SHARD
     make_room: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+    leads: SpreadLeads = field(default_factory=SpreadLeads)
 
 
 @asynccontextmanager
@@ -81,13 +84,15 @@ async def leading(
             reports = Reports(place.coordinator, keys, place.replica)
             nursery.start_soon(reports.run, partial(_record, metadata, place, follower.tail))
             while True:
-                await _end_own_last_term(place, keys)
+                has_led = await _end_own_last_term(place, keys)
                 await follower.until_free()
                 if await is_wanted_elsewhere(place.coordinator, keys, place.replica):
                     await trio.sleep(LOOK_S)
                     continue
                 await reports.check()
-                async with hold_lease(place.coordinator, place.clock, LEADER_LEASE_S) as lease:
+                if not has_led:
+                    await place.leads.leave(place.shard)
+                async with _leader_lease(place) as lease:
                     term = await _taken(place, keys, lease)
                     if term is None:
                         continue
@@ -123,6 +128,14 @@ async def _giving_rights(metadata: Metadata, log: LeaderLog) -> AsyncIterator[No
             await metadata.turns.end()
 
 
+@asynccontextmanager
+async def _leader_lease(place: ReplicaPlace) -> AsyncIterator[HeldLease]:
+    """Hold a lease to lead with; other shards are left to other machines meanwhile."""
+    with place.leads.taking(place.shard):
+        async with hold_lease(place.coordinator, place.clock, LEADER_LEASE_S) as lease:
+            yield lease
+
+
 async def _taken(place: ReplicaPlace, keys: LogKeys, lease: HeldLease) -> Revision | None:
     """Put the leader's key on the lease; returns the term, None if another leads."""
     put = Put(keys.leader, place.leader, lease.id)
@@ -130,12 +143,14 @@ async def _taken(place: ReplicaPlace, keys: LogKeys, lease: HeldLease) -> Revisi
     return done.revision if done.succeeded else None
 
 
-async def _end_own_last_term(place: ReplicaPlace, keys: LogKeys) -> None:
-    """Revoke the lease of this replica's last process, if that still leads."""
+async def _end_own_last_term(place: ReplicaPlace, keys: LogKeys) -> bool:
+    """Revoke the lease of this replica's last process, if that still leads; returns True if it did."""
     with suppress(LakeError):  # `until_free` waits for its end otherwise
         entry = (await place.coordinator.get(keys.leader)).entry
         if entry is not None and place.holder(entry.value) == place.replica:
             await place.coordinator.revoke(entry.lease)
+            return True
+    return False
 
 
 def _record(metadata: Metadata, place: ReplicaPlace, tail: Tail) -> ReplicaRecord:

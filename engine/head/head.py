@@ -136,6 +136,7 @@ PASSED_ON: Final[tuple[type[m.Request], ...]] = (
     m.RunScrub,
     m.ChangeMember,
     m.SetLake,
+    m.AddNamesShard,
 )
 """Requests that names answer, as they are."""
 REFUSAL: Final = "a head of a lake on many members does not offer"

@@ -21,16 +21,20 @@ import trio
 
 from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.lake_state import NO_EPOCH, LakeState
-from engine.coordinator.names_leader import NamesLeader, open_names_leader
+from engine.coordinator.names_leader import NamesLeaders, open_names_leaders
+from engine.coordinator.names_shards import open_names_shards
 from engine.coordinator.records import EtcdRecord, LakeRecord
 from engine.coordinator.remote_coordinator import open_remote_coordinator
+from engine.format.group_parts import FIRST_SHARD
 from engine.head.leader_link import leader_at, names_led_by
 from engine.head.names_link import ConnectNames, names_at
 from engine.lake.etcd_place import joined_place, place_in
 from engine.lake.lake_etcd import WAITING_FOR_ETCD, open_lake_etcd
 from engine.lake.machine import keep_machine, with_etcd
 from engine.lake.plan import LakePlan
+from engine.lake.shard_replicas import WayToNames
 from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, StoreUnusable
+from lakefs.ids import NamesShard
 
 NAMES_PAUSE_S: Final = 2.0
 WAITING_FOR_NAMES: Final = "waiting for the names of the lake"
@@ -43,11 +47,11 @@ class BesideNames:
 
     plan: LakePlan
     coordinator: Coordinator
-    connect: ConnectNames
+    way: WayToNames
     reach: Callable[[], Awaitable[None]]
     """Asks if the coordinator answers, and is this lake's."""
-    leader: NamesLeader | None = None
-    """Says which names lead, in a lake with etcd."""
+    leaders: NamesLeaders | None = None
+    """Say which names lead, in a lake with etcd."""
 
     async def wait_for_lake(self) -> LakeRecord:
         """Return the lake's record, when the coordinator can be reached and the lake was made.
@@ -87,11 +91,17 @@ async def open_beside_names(stack: AsyncExitStack, plan: LakePlan) -> BesideName
     if place is None:
         address = plan.names_at
         remote = await stack.enter_async_context(open_remote_coordinator(address, token=plan.token, lake=plan.lake_id))
-        return BesideNames(plan, remote, names_at(address, token=plan.token), remote.connect)
+        return BesideNames(plan, remote, WayToNames(names_at(address, token=plan.token)), remote.connect)
     etcd = await stack.enter_async_context(open_lake_etcd(place, plan.lake_id))
-    leader = await stack.enter_async_context(open_names_leader(etcd.coordinator))
-    connect = names_led_by(leader, leader_at(plan.machine.machine, token=plan.token), lambda: etcd.failure)
-    return BesideNames(plan, etcd.coordinator, connect, etcd.ready, leader)
+    leaders = await stack.enter_async_context(open_names_leaders(etcd.coordinator))
+    shards = await stack.enter_async_context(open_names_shards(etcd.coordinator))
+    connect_to = leader_at(plan.machine.machine, token=plan.token)
+
+    def connect_shard(shard: NamesShard) -> ConnectNames:
+        return names_led_by(leaders.of(shard), connect_to, lambda: etcd.failure)
+
+    way = WayToNames(connect_shard(FIRST_SHARD), shards, connect_shard)
+    return BesideNames(plan, etcd.coordinator, way, etcd.ready, leaders)
 
 
 async def learned(plan: LakePlan) -> LakePlan:

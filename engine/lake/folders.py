@@ -1,7 +1,7 @@
 """The folders of a lake on several devices of this machine: their lake, and their devices.
 
-A folder holds one member's store, in `names/` a copy of the lake's names, if it has one, and the record of its machine
-(`engine.lake.machine`).  Looking changes nothing.
+A folder holds one member's store, in `names/` a copy of the lake's names, if it has one, in `names.1/` and on those of
+other names shards, and the record of its machine (`engine.lake.machine`).  Looking changes nothing.
 
 Rules kept here:
 - All folders that hold something are of one lake.  The store of one engine is not made a part of a lake.
@@ -12,20 +12,26 @@ Rules kept here:
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
 
+from engine.format.group_parts import FIRST_SHARD
 from engine.host.local_disk import LocalDisk
 from engine.lake.machine import MACHINE_FILE, MachineRecord, machine_of, new_machine, read_machine
-from engine.superblock.superblock import NO_CLUSTER, SUPERBLOCK_PATH, refuse_other_role, survey_superblocks
+from engine.superblock.store_role import refuse_other_role
+from engine.superblock.superblock import NO_CLUSTER, SUPERBLOCK_PATH, survey_superblocks
 from lakefs.cluster.protection import Protection
 from lakefs.errors import InvalidArgument, LakeError, StoreUnusable
-from lakefs.ids import new_id16
+from lakefs.ids import NamesShard, new_id16
 
 NAMES_FOLDER: Final = "names"
+_OF_SHARDS: Final = re.compile(rf"{NAMES_FOLDER}\.([1-9][0-9]*)")
+"""Folders of names of shards from 1 on; others that begin so were set aside."""
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -50,7 +56,7 @@ def look_at_folders(folders: Sequence[Path]) -> LakeFolders:
     lake_id = NO_CLUSTER
     holds_anything = False
     for folder in folders:
-        for place, has_names in ((folder, False), (folder / NAMES_FOLDER, True)):
+        for place, shard in ((folder, None), *((names_folder(folder, shard), shard) for shard in shards_in(folder))):
             if not os.path.lexists(place / SUPERBLOCK_PATH):
                 continue
             holds_anything = True
@@ -62,7 +68,7 @@ def look_at_folders(folders: Sequence[Path]) -> LakeFolders:
                         "over S3, or give an empty folder"
                     )
                 lake_id = found.cluster_id if lake_id == NO_CLUSTER else lake_id
-                refuse_other_role(found, lake_id, has_names=has_names)
+                refuse_other_role(found, lake_id, has_names=shard is not None, names_shard=shard or FIRST_SHARD)
             except StoreUnusable as error:
                 raise StoreUnusable(f"{place}: {error.message}", subject=str(place)) from error
     machine = machine_of(records_in(folders, lake_id))
@@ -135,6 +141,25 @@ def is_wanted(folder: Path) -> bool:
     return holds_member(folder) or is_prepared(folder)
 
 
-def holds_names(folder: Path) -> bool:
-    """Return True if the folder holds a copy of the names.  Blocks."""
-    return os.path.lexists(folder / NAMES_FOLDER / SUPERBLOCK_PATH)
+def names_folder(folder: Path, shard: NamesShard) -> Path:
+    """Return the folder of a copy of the names of a shard."""
+    return folder / (NAMES_FOLDER if shard == FIRST_SHARD else f"{NAMES_FOLDER}.{shard}")
+
+
+def shards_in(folder: Path) -> list[NamesShard]:
+    """Return the shards of which names may lie in the folder, the first one always among them.  Blocks."""
+    found = {FIRST_SHARD}
+    with suppress(OSError):
+        matches = (_OF_SHARDS.fullmatch(name) for name in os.listdir(folder))
+        found |= {NamesShard(int(match[1])) for match in matches if match is not None}
+    return sorted(found)
+
+
+def holds_names(folder: Path, shard: NamesShard = FIRST_SHARD) -> bool:
+    """Return True if the folder holds a copy of the names of a shard.  Blocks."""
+    return os.path.lexists(names_folder(folder, shard) / SUPERBLOCK_PATH)
+
+
+def holds_any_names(folder: Path) -> bool:
+    """Return True if the folder holds a copy of the names of some shard.  Blocks."""
+    return any(holds_names(folder, shard) for shard in shards_in(folder))

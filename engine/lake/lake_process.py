@@ -35,7 +35,7 @@ from engine.lake.lake_members import about_machine, take_new_folders
 from engine.lake.machine import MachineRecord, clients_token, token_in
 from engine.lake.member_processes import MemberPlan
 from engine.lake.parts import LakeParts, open_lake
-from engine.lake.plan import LakePlan, TierPlan, refuse_other_protection
+from engine.lake.plan import MEMBERS_MAX, LakePlan, TierPlan, numbered_port, refuse_other_protection
 from engine.lake.reads_only import READS_ONLY
 from engine.process.places import group_id, judge_permissions, places_made
 from engine.process.rdma_device import rdma_device, rdma_of_heads
@@ -117,7 +117,7 @@ class RunningLake(Running):
         if self.parts.names is not None:
             server = Server(self.parts.names.service, TrioNetwork(), token=None, of_the_lake=True)
             names = await nursery.start(server.listen_and_serve, names_socket(self.config.socket))
-        elif self.parts.replica is not None:
+        elif self.parts.replicas is not None:
             names = names_socket(self.config.socket)
         await nursery.start(self.heads.run, self.native_addresses(), self.network, names)
         self.addresses += self.heads.addresses
@@ -232,8 +232,8 @@ async def _cancel_on_signal(
 def plan_lake(config: Config, member_command: MemberCommand, options: LakeOptions) -> LakePlan:
     """Return the lake that lies in the folders, or is to be made of them.
 
-    Errors of `look_at_folders` and `check_devices`.  ConfigError when its token is missing, or another protection is
-    asked for than the lake was made with.  Blocks.
+    Errors of `look_at_folders`, `check_devices` and `port_of`.  ConfigError when its token is missing, another
+    protection is asked for than the lake was made with, or there are too many folders.  Blocks.
     """
     found = look_at_folders(config.folders)
     machine, lake_id = found.machine, found.lake_id
@@ -244,6 +244,8 @@ def plan_lake(config: Config, member_command: MemberCommand, options: LakeOption
     accept_loss = options.accept_loss or machine.accept_loss
     if found.is_new:
         check_devices(config.folders, protection, accept_loss=accept_loss)
+    if machine.listen and len(config.folders) > MEMBERS_MAX:
+        raise ConfigError(f"a machine has at most {MEMBERS_MAX} members, one a folder", subject="data")
     members: list[MemberPlan] = []
     for number, folder in enumerate(config.folders, 1):
         socket = config.socket.with_name(f"{config.socket.name}.{number}")
@@ -303,11 +305,13 @@ def tier_share(config: Config) -> int:
 
 
 def port_of(machine: MachineRecord, number: int) -> Address | None:
-    """Return the address for other machines of this machine's names (`number` 0) or a member; None if it has none."""
+    """Return the address for other machines of this machine's names (`number` 0) or a member; None if it has none.
+
+    ConfigError for ports that there are not.
+    """
     if not machine.listen:
         return None
-    listen = parse_address(machine.listen)
-    return Address(listen.host, listen.port + number)
+    return numbered_port(parse_address(machine.listen), number)
 
 
 def _token(config: Config, machine: MachineRecord) -> str:

@@ -1,4 +1,4 @@
-"""The replica of the names on this machine, in a lake with etcd: it follows, leads and serves, and begins anew.
+"""The replica of a names shard on this machine, in a lake with etcd: it follows, leads and serves, and begins anew.
 
     follow      the names are open, and take what the leader commits                (`engine.group_log`)
     lead        they serve: heads of this process, and all others at the plan's addresses; the lake's upkeep runs
@@ -6,11 +6,12 @@
     behind      the log does not reach down to what they have: they begin anew from the leader's checkpoint
 
 Rules kept here:
-- A machine with names keeps its replica.  One without becomes a replica while the lake has fewer than REPLICAS_WANTED.
+- A machine with names keeps its replica.  One without becomes a replica while the shard has fewer than REPLICAS_WANTED.
 - Nothing that ends a term ends the process: members and heads go on, and reach whoever leads.
 - A replica that is lost with its disk is forgotten when its machine has another one.
 - A replica that is of another time of the lake begins anew: before it was moved to this coordinator, or rescued, the
-  groups of the same numbers may have been others.  The table in the names says of which it is (`moving`).
+  groups of the same numbers may have been others.  The table in the names says of which it is (`moving`); a shard that
+  was added has no such word before its first term ends, and its log begins empty.
 - The service of a term is its own, with its gate, upkeep and connections: another leader is a restarted engine.
 """
 
@@ -35,6 +36,7 @@ from engine.group_log.checkpoint_requests import checkpoint_group
 from engine.group_log.new_replica import CheckpointSource, holding_log
 from engine.group_log.replica import leading
 from engine.group_log.reports import ReplicaRemoved
+from engine.group_log.spread_leads import SpreadLeads
 from engine.head.leader_link import names_led_by
 from engine.head.names_link import ConnectNames
 from engine.host.tasks import plain_errors
@@ -46,15 +48,16 @@ from engine.requests.dispatch import Group
 from engine.store.names_opening import BeginAnew
 from engine.superblock.superblock import Superblock
 from lakefs.errors import EngineBusy, EngineUnreachable, LakeError
-from lakefs.ids import ReplicaId
+from lakefs.ids import NamesShard, ReplicaId
 from lakefs.wire.engine_port import EngineService
 
 REPLICAS_WANTED: Final = 3
 _PAUSE_S: Final = 0.2
 _FAILED_PAUSE_S: Final = 5.0
 _LOOK_S: Final = 30.0
-"""A machine without names looks so often whether the lake has fewer replicas than it wants."""
-_KEYS: Final = LogKeys(FIRST_SHARD)
+"""A machine without names looks so often whether they have fewer replicas than wanted."""
+_TURN_S: Final = 2.0
+"""A machine leaves a new replica to each machine that is to have it first for so long."""
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -68,8 +71,14 @@ class Term:
     """Awaited before anybody is served."""
 
 
+async def none_before() -> int:
+    """Return 0: a new replica is left to no other machine."""
+    await trio.lowlevel.checkpoint()
+    return 0
+
+
 class NamesReplica:
-    """The replica of one machine.  `run` it; used on the loop."""
+    """The replica of a names shard on one machine.  `run` it; used on the loop."""
 
     def __init__(
         self,
@@ -82,12 +91,18 @@ class NamesReplica:
         failure: Callable[[], str] = str,
         make_room: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
         incarnation: bytes = b"",
+        leads: SpreadLeads | None = None,
+        machines_before: Callable[[], Awaitable[int]] = none_before,
     ) -> None:
         """`open_term` makes what serves on names that lead, with the handlers of other replicas' requests.
 
         `failure`: why the coordinator cannot be asked now; empty: it can.  `make_room`: see `ReplicaPlace`.
-        `incarnation`: of the lake's coordinator; empty: replicas are not asked of which they are.
+        `incarnation`: of the lake's coordinator; empty: replicas are not asked of which they are.  `leads`: those of
+        all shards on this machine.  `machines_before`: how many others a new replica is left to first.
         """
+        self._keys: Final = LogKeys(host.shard)
+        self._leads_here = leads or SpreadLeads()
+        self._machines_before = machines_before
         self._host = host
         self._lake = lake
         self._coordinator = coordinator
@@ -184,12 +199,14 @@ class NamesReplica:
     @asynccontextmanager
     async def _leading(self, metadata: Metadata, superblock: Superblock) -> AsyncIterator[None]:
         record = self._host.leader_record(superblock)
-        place = replica_place(self._coordinator, self._host.clock, self._lake, record)
+        place = replica_place(self._coordinator, self._host.clock, self._lake, record, self._host.shard)
         self._replica = place.replica
-        refuse_other_time(metadata, self._incarnation)
+        refuse_other_time(metadata, self._incarnation, self._host.shard)
         self._metadata = metadata
         try:
-            async with leading(metadata, replace(place, make_room=self._make_room), self._caught_up.set):
+            async with leading(
+                metadata, replace(place, make_room=self._make_room, leads=self._leads_here), self._caught_up.set
+            ):
                 yield
         finally:
             self._metadata = None
@@ -206,40 +223,41 @@ class NamesReplica:
         """
         hold, clock = self._replica, self._host.clock
         assert hold is not None, "the names here were opened, and are behind"
-        async with holding_log(self._coordinator, clock, _KEYS, hold), self.connect() as connection:
+        async with holding_log(self._coordinator, clock, self._keys, hold), self.connect() as connection:
             task_status.started(CheckpointSource(connection.client, clock, self._host.offload).begin_anew)
             await self._caught_up.wait()
 
     async def _until_wanted(self) -> None:
-        """Return when this machine has names, or the lake wants more replicas.
+        """Return when this machine has names of the shard, or the shard wants more replicas.
 
         A machine has one replica: where it has none, its former one is lost, and counts no more.
         """
+        turns = 0
         while not await self._host.offload.run(self._host.has_names):
-            begin, end = _KEYS.replicas
-            others = 0
-            async for page in pages(self._coordinator, begin, end):
-                records = [decode(ReplicaRecord, entry.value) for entry in page.entries]
-                others += sum(not each.is_removed and each.machine != self._host.machine for each in records)
-            if others < REPLICAS_WANTED:
+            if await self._others() >= REPLICAS_WANTED:
+                await trio.sleep(_LOOK_S)
+                continue
+            if turns > await self._machines_before() - REPLICAS_WANTED:
                 return
-            await trio.sleep(_LOOK_S)
+            turns += 1
+            await trio.sleep(_TURN_S)
+
+    async def _others(self) -> int:
+        """Return the number of replicas on other machines."""
+        others = 0
+        async for page in pages(self._coordinator, *self._keys.replicas):
+            records = [decode(ReplicaRecord, entry.value) for entry in page.entries]
+            others += sum(not each.is_removed and each.machine != self._host.machine for each in records)
+        return others
 
 
-@asynccontextmanager
-async def running_replica(replica: NamesReplica) -> AsyncIterator[None]:
-    """Run a replica during the block, and stop it cleanly at its end."""
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(replica.run)
-        yield
-        await replica.stop()
-
-
-def refuse_other_time(metadata: Metadata, incarnation: bytes) -> None:
+def refuse_other_time(metadata: Metadata, incarnation: bytes, shard: NamesShard = FIRST_SHARD) -> None:
     """Raise ReplicaIsBehind unless names are of this incarnation of the lake's coordinator; empty: of any."""
     if not incarnation:
         return
     with metadata.view() as view:
         entry = entry_of(view, CHARGE_KEY)
+    if entry is None and shard != FIRST_SHARD:
+        return
     if entry is None or decode(ChargeRecord, entry.value).incarnation != incarnation:
         raise ReplicaIsBehind("this replica of the names is not of the time since the lake was moved to its etcd")

@@ -18,7 +18,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,21 +27,19 @@ from typing import Final
 import structlog
 import trio
 
-from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.coordinator_requests import coordinator_group
 from engine.coordinator.lake_state import NO_EPOCH, NO_GENERATION, LakeState
 from engine.coordinator.moving import charge_of, refuse_unless_in_charge
 from engine.coordinator.names_coordinator import NamesCoordinator
-from engine.coordinator.names_leader import Leader, open_names_leader
-from engine.coordinator.reads_only_coordinator import ReadsOnlyCoordinator
+from engine.coordinator.names_leader import Leader, NamesLeaders, open_names_leaders
+from engine.coordinator.names_shards import NamesShards, open_names_shards
 from engine.coordinator.records import LakeRecord
-from engine.coordinator.repeating import Repeating
-from engine.coordinator.term_coordinator import TermCoordinator
+from engine.coordinator.shard_requests import shards_group
 from engine.fabric.engine_fabric import EngineFabric
+from engine.format.group_parts import FIRST_SHARD
 from engine.format.layouts import StoreIdentity
 from engine.head.head import AboutMachine, Head, open_head
 from engine.head.head_tier import HeadMemory
-from engine.head.names_link import ConnectNames
 from engine.host.clock import SystemClock
 from engine.lake.beside_names import learned, open_beside_names
 from engine.lake.children import open_children
@@ -49,7 +47,7 @@ from engine.lake.embedded_names import embedded_names
 from engine.lake.etcd_place import EtcdPlace, record_of
 from engine.lake.head_memory import head_memory
 from engine.lake.lake_content import Content, open_content
-from engine.lake.lake_etcd import LakeEtcd, open_lake_etcd
+from engine.lake.lake_etcd import open_lake_etcd
 from engine.lake.lake_members import (
     START_PATIENCE_S,
     about_machine,
@@ -64,25 +62,24 @@ from engine.lake.machine import keep_machine, made
 from engine.lake.machine_lock import machine_locked
 from engine.lake.member_processes import MemberProcesses
 from engine.lake.moving_over import moved_over
-from engine.lake.names_checkpoints import NamesCheckpoints
 from engine.lake.names_here import TABLE, open_names, open_table
-from engine.lake.names_replica import NamesReplica, Term, running_replica
+from engine.lake.names_replica import NamesReplica, none_before
+from engine.lake.names_terms import NamesTerms, lake_upkeep
 from engine.lake.plan import LakePlan, refuse_other_protection
 from engine.lake.presence import head_record, present, with_deadline
 from engine.lake.reads_only import end_with_this_start, reading, recorded_protection
 from engine.lake.replica_host import MachineHost
+from engine.lake.shard_replicas import ShardReplicas, WayToNames, machines_before, running_replicas
 from engine.lake_gc.joined_generation import JoinedGeneration
-from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
+from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.members.member_links import MemberLinks
 from engine.process.mirrored_names import LocalNames
 from engine.requests.bind import BindGate
-from engine.requests.dispatch import Group
 from engine.requests.table import NamesService
-from engine.store.keyed_store import KeyedStore
 from engine.store.local_store import ENGINE_THREADS
 from lakefs.cluster.protection import Protection
 from lakefs.host.offload import ThreadOffload
-from lakefs.ids import BootId, new_id16
+from lakefs.ids import BootId, NamesShard, new_id16
 from lakefs.ports import Clock, Offload
 from lakefs.wire.engine_port import EngineService
 
@@ -112,8 +109,8 @@ class LakeParts:
     names: LakeNames | None
     is_made_now: bool
     """This opening made the lake's first table."""
-    replica: NamesReplica | None = None
-    """The replica of the names on this machine, in a lake with etcd."""
+    replicas: ShardReplicas | None = None
+    """The replicas of the names on this machine, in a lake with etcd."""
     reads_only: bool = False
     """The names are those of a replica that takes no changes."""
 
@@ -176,12 +173,19 @@ async def _open_with_names(plan: LakePlan, fabric: EngineFabric) -> AsyncIterato
         await wait_for_members(processes, state, plan, protection, is_made=is_made)
         plan = _kept(plan, processes, protection)
         content = await open_content(stack, plan, coordinator, offload)
-        upkeep = _upkeep(plan, names, coordinator, None, gate, joined, content, offload)
-        serving = partial(NamesService, store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
+        upkeep = lake_upkeep(plan, names, coordinator, None, gate, joined, content, offload)
+        serving = partial(
+            NamesService,
+            store,
+            gate=gate,
+            upkeep=upkeep.requests,
+            more_status=upkeep.status,
+            more=[shards_group(None, plan.lake_id)],
+        )
         memory = await stack.enter_async_context(head_memory(plan.tier, store.superblock.identity, offload, fabric))
-        connect = embedded_names(serving())
+        way = WayToNames(embedded_names(serving()))
         about = partial(about_machine, plan, processes)
-        head = await _open_head(stack, plan, about, connect, content, offload, store.clock, memory, fabric)
+        head = await _open_head(stack, plan, about, way, content, offload, store.clock, memory, fabric)
         with_names = LakeNames(names, upkeep, serving(coordinator=coordinator_group(coordinator)))
         yield LakeParts(plan, processes, content.links, head, protection, offload, with_names, is_made_now=not is_made)
 
@@ -191,32 +195,6 @@ def _kept(plan: LakePlan, processes: MemberProcesses, protection: Protection) ->
     plan = replace(plan, machine=made(plan.machine, protection))
     keep_machine([member.plan.folder for member in processes.all], plan.machine, plan.token)
     return plan
-
-
-def _upkeep(
-    plan: LakePlan,
-    names: LocalNames,
-    coordinator: Coordinator,
-    etcd: LakeEtcd | None,
-    gate: BindGate,
-    joined: JoinedGeneration,
-    content: Content,
-    offload: Offload,
-) -> LakeUpkeep:
-    return LakeUpkeep(
-        coordinator,
-        content.links,
-        content.stripes,
-        names.store,
-        gate,
-        joined,
-        offload,
-        UpkeepSettings(name=plan.machine.name, upload_expiry_s=plan.upload_expiry_s),
-        names_state=names.state,
-        etcd_state=None if etcd is None else etcd.state,
-        on_change=content.links.view.on_change,
-        take=content.take,
-    )
 
 
 async def _recorded(state: LakeState, plan: LakePlan) -> Protection:
@@ -258,63 +236,41 @@ async def _open_with_replica(plan: LakePlan, place: EtcdPlace, fabric: EngineFab
             await wait_for_members(processes, state, plan, protection, is_made=is_made)
         plan = _kept(plan, processes, protection)
         content = await open_content(stack, plan, coordinator, offload)
-        leader = await stack.enter_async_context(open_names_leader(coordinator))
-        leader.was_deposed = partial(_ask_members, content.links)
-        open_term = partial(_open_term, plan, etcd, content, offload)
-        replica = NamesReplica(
-            MachineHost(plan, offload),
-            plan.lake_id,
-            coordinator,
-            leader,
-            open_term,
-            failure=lambda: etcd.failure,
-            make_room=etcd.make_room,
-            incarnation=bytes.fromhex(place.incarnation),
-        )
+        leaders = await stack.enter_async_context(open_names_leaders(coordinator))
+        leaders.was_deposed = partial(_ask_members, content.links)
+        shards = await stack.enter_async_context(open_names_shards(coordinator))
+        replicas = ShardReplicas(shards, partial(_replica, NamesTerms(plan, etcd, content, offload), leaders, shards))
         identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
         memory = await stack.enter_async_context(head_memory(plan.tier, identity, offload, fabric))
         about = partial(about_machine, plan, processes)
-        head = await _open_head(stack, plan, about, replica.connect, content, offload, SystemClock(), memory, fabric)
-        await stack.enter_async_context(running_replica(replica))
+        head = await _open_head(stack, plan, about, replicas.way, content, offload, SystemClock(), memory, fabric)
+        await stack.enter_async_context(running_replicas(replicas))
         await stack.enter_async_context(keeping_lake_records(plan, coordinator, offload, SystemClock()))
         with trio.move_on_after(START_PATIENCE_S):
-            await leader.wait()
+            await leaders.of(FIRST_SHARD).wait()
         yield LakeParts(
-            plan, processes, content.links, head, protection, offload, None, is_made_now=not is_made, replica=replica
+            plan, processes, content.links, head, protection, offload, None, is_made_now=not is_made, replicas=replicas
         )
 
 
-def _open_term(
-    plan: LakePlan, etcd: LakeEtcd, content: Content, offload: Offload, names: LocalNames, checkpoints: Group
-) -> Term:
-    """Return what serves on names that lead."""
-    store, gate = names.store, BindGate()
-    joined = JoinedGeneration(store.metadata, gate)
-    coordinator = TermCoordinator(etcd.coordinator, store.superblock.store_id)
-    upkeep = _upkeep(plan, names, coordinator, etcd, gate, joined, content, offload)
-    service = NamesService(
-        store,
-        gate=gate,
-        upkeep=upkeep.requests,
-        more_status=upkeep.status,
-        coordinator=coordinator_group(ReadsOnlyCoordinator(etcd.coordinator)),
-        checkpoints=checkpoints,
+def _replica(terms: NamesTerms, leaders: NamesLeaders, shards: NamesShards, shard: NamesShard) -> NamesReplica:
+    """Return the replica of a shard on this machine."""
+    plan, etcd = terms.plan, terms.etcd
+    before = none_before  # machines join the first shard one after the other
+    if shard != FIRST_SHARD:
+        before = partial(machines_before, etcd.coordinator, shard, shards, plan.machine.machine)
+    return NamesReplica(
+        MachineHost(plan, terms.offload, shard),
+        plan.lake_id,
+        etcd.coordinator,
+        leaders.of(shard),
+        partial(terms.open, shard),
+        failure=lambda: etcd.failure,
+        make_room=etcd.make_room,
+        incarnation=bytes.fromhex(etcd.place.incarnation),
+        leads=terms.leads,
+        machines_before=before,
     )
-    in_lake = NamesCheckpoints(
-        etcd.coordinator, content.links, content.stripes, store, names.disk, gate, offload, plan.names_checkpoint_s
-    )
-    return Term(service, partial(_keep_lake, upkeep, etcd.coordinator, store, in_lake.run), upkeep.begin)
-
-
-async def _keep_lake(
-    upkeep: LakeUpkeep, coordinator: Coordinator, store: KeyedStore, *beside: Callable[[], Awaitable[None]]
-) -> None:
-    """Keep the lake whole, and its records in the names, until cancelled; run what is given beside that."""
-    async with open_table(store) as table, trio.open_nursery() as nursery:
-        nursery.start_soon(Repeating(coordinator, table, store.clock).run)
-        for run in beside:
-            nursery.start_soon(run)
-        await upkeep.run()
 
 
 # --- a replica that is only read ------------------------------------------------------------------------
@@ -336,11 +292,11 @@ async def _open_for_reads(plan: LakePlan, fabric: EngineFabric) -> AsyncIterator
         content = await open_content(stack, plan, coordinator, offload)
         joined = JoinedGeneration(store.metadata, gate)
         # It never runs: its status is asked for.
-        upkeep = _upkeep(plan, names, coordinator, None, gate, joined, content, offload)
+        upkeep = lake_upkeep(plan, names, coordinator, None, gate, joined, content, offload)
         service = NamesService(store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
         memory = await stack.enter_async_context(head_memory(plan.tier, store.superblock.identity, offload, fabric))
-        about, connect = partial(about_machine, plan, processes), embedded_names(service)
-        head = await _open_head(stack, plan, about, connect, content, offload, store.clock, memory, fabric)
+        about, way = partial(about_machine, plan, processes), WayToNames(embedded_names(service))
+        head = await _open_head(stack, plan, about, way, content, offload, store.clock, memory, fabric)
         _log.warning("the names are only read, and may be old", sequence=store.metadata.durable_sequence)
         yield LakeParts(
             plan, processes, content.links, head, protection, offload, None, is_made_now=False, reads_only=True
@@ -361,8 +317,8 @@ async def _open_beside_names(
         processes = await _open_processes(stack, plan, LakeState(coordinator), plan.protection, is_made=True)
         record = await lake.wait_for_lake()
         content = await open_content(stack, plan, coordinator, offload)
-        if lake.leader is not None:
-            lake.leader.was_deposed = partial(_ask_members, content.links)
+        if lake.leaders is not None:
+            lake.leaders.was_deposed = partial(_ask_members, content.links)
         if plan.machine.etcd is not None:
             own = head_record(plan, SystemClock(), has_members=False)
             await stack.enter_async_context(present(coordinator, own))
@@ -370,7 +326,7 @@ async def _open_beside_names(
         identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
         memory = await stack.enter_async_context(head_memory(plan.tier, identity, offload, fabric))
         about = about or partial(about_machine, plan, processes)
-        head = await _open_head(stack, plan, about, lake.connect, content, offload, SystemClock(), memory, fabric)
+        head = await _open_head(stack, plan, about, lake.way, content, offload, SystemClock(), memory, fabric)
         yield LakeParts(plan, processes, content.links, head, protection, offload, None, is_made_now=False)
 
 
@@ -394,7 +350,7 @@ async def _open_head(
     stack: AsyncExitStack,
     plan: LakePlan,
     about: AboutMachine,
-    connect: ConnectNames,
+    way: WayToNames,
     content: Content,
     offload: Offload,
     clock: Clock,
@@ -402,7 +358,7 @@ async def _open_head(
     fabric: EngineFabric,
 ) -> Head:
     opening = open_head(
-        connect,
+        way.connect,
         content.stripes,
         content.links,
         offload=offload,

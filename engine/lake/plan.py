@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from engine.lake.folders import NAMES_FOLDER, holds_member, holds_names, is_wanted
+from engine.format.group_parts import FIRST_SHARD
+from engine.lake.folders import holds_any_names, holds_member, is_wanted, names_folder
 from engine.lake.machine import MachineRecord
 from engine.lake.member_processes import MemberPlan
 from lakefs.cluster.protection import Protection
+from lakefs.config.settings import Address, parse_address
 from lakefs.errors import ConfigError
-from lakefs.ids import CopyId
+from lakefs.ids import CopyId, NamesShard
+
+UNIX: Final = "unix:"
+_TCP: Final = "tcp://"
+_PORT_MAX: Final = 65535
+MEMBERS_MAX: Final = 255
+"""Members of one machine: they listen at the ports behind that of the names, and names shards at those behind them."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,7 @@ class LakePlan:
     is_head: bool = False
     """One more head of a machine: it has neither members nor names."""
     names_listen: tuple[str, ...] = ()
-    """Addresses at which this machine's names are found, where it has them."""
+    """Addresses at which this machine's names are found, where it has them: those of the first shard."""
     names_socket: str = ""
     """Address of the names for one more head of the machine that has them; empty for all others."""
 
@@ -78,13 +87,42 @@ class LakePlan:
 
         Names are made before the members of a new lake.
         """
-        if is_wanted(folder) or holds_names(folder):
+        if is_wanted(folder) or holds_any_names(folder):
             return True
         return self.is_new and not any(map(holds_member, self.folders))
 
-    def names_folders(self) -> list[Path]:
-        """Return the folders in which names may lie: not those that hold nothing of a lake."""
-        return [folder / NAMES_FOLDER for folder in self.folders if self.is_wanted(folder) or holds_names(folder)]
+    def names_folders(self, shard: NamesShard) -> list[Path]:
+        """Return the folders in which names of a shard may lie: not those that hold nothing of a lake.  Blocks."""
+        usable = [folder for folder in self.folders if self.is_wanted(folder) or holds_any_names(folder)]
+        return [names_folder(folder, shard) for folder in usable]
+
+    def names_addresses(self, shard: NamesShard) -> tuple[str, ...]:
+        """Return the addresses at which this machine's names of a shard are found.  ConfigError: it has no port."""
+        return tuple(shard_address(address, shard) for address in self.names_listen)
+
+
+def shard_address(address: str, shard: NamesShard) -> str:
+    """Return the address of a shard's names, where those of the first one have `address`.  ConfigError: no such port.
+
+    Members have the ports between the two.
+    """
+    if shard == FIRST_SHARD:
+        return address
+    if address.startswith(UNIX):
+        return f"{address}.{shard}"
+    listen = parse_address(address.removeprefix(_TCP))
+    return f"{_TCP}{numbered_port(listen, MEMBERS_MAX + 1 + shard)}"
+
+
+def numbered_port(listen: Address, number: int) -> Address:
+    """Return the address that many ports behind that at which a machine listens.  ConfigError if there is none."""
+    if listen.port + number > _PORT_MAX:
+        raise ConfigError(
+            f"this machine listens at {listen}, and needs port {listen.port + number}, which there is not: give it a "
+            "lower port with: lake cluster init or join --listen HOST:PORT",
+            subject=str(listen),
+        )
+    return Address(listen.host, listen.port + number)
 
 
 def refuse_other_protection(made: Protection, asked: Protection) -> None:

@@ -13,20 +13,21 @@ import trio
 
 from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.records import LeaderRecord, decode, encode
+from engine.format.group_parts import FIRST_SHARD
 from engine.group_log.replica import ReplicaPlace
 from engine.head.leader_link import leader_at
 from engine.head.names_link import ConnectNames
 from engine.host.clock import BoottimeClock
 from engine.lake.folders import holds_names
 from engine.lake.names_here import open_names
-from engine.lake.plan import LakePlan
+from engine.lake.plan import UNIX, LakePlan
 from engine.process.mirrored_names import LocalNames
 from engine.process.running import connections_limit
 from engine.server.listener import Server
 from engine.store.metadata_life import Leading
 from engine.store.names_opening import BeginAnew
 from engine.superblock.superblock import Superblock
-from lakefs.ids import ReplicaId
+from lakefs.ids import NamesShard, ReplicaId
 from lakefs.limits import STRANGERS_MAX
 from lakefs.ports import Clock, Offload
 from lakefs.transport.streams import TrioNetwork
@@ -34,7 +35,6 @@ from lakefs.wire.engine_port import EngineService
 
 DRAIN_S: Final = 5.0
 """Time that requests in flight have when the names stop."""
-_UNIX: Final = "unix:"
 
 Drain = Callable[[], Awaitable[None]]
 """Returns when requests in flight have ended, or had their time."""
@@ -44,6 +44,11 @@ class ReplicaHost(Protocol):
     """The surroundings of one replica.  `clock` measures spans, also while the machine is suspended."""
 
     @property
+    def shard(self) -> NamesShard:
+        """The names shard that it is a replica of."""
+        ...
+
+    @property
     def clock(self) -> Clock: ...
 
     @property
@@ -51,11 +56,11 @@ class ReplicaHost(Protocol):
 
     @property
     def machine(self) -> str:
-        """The id of the machine; it has one replica, or none."""
+        """The id of the machine; it has one replica of a shard, or none."""
         ...
 
     def has_names(self) -> bool:
-        """Return True if there is a store of names.  Blocks."""
+        """Return True if there is a store of the shard's names.  Blocks."""
         ...
 
     def open_names(
@@ -80,7 +85,8 @@ class ReplicaHost(Protocol):
 class MachineHost:
     """`ReplicaHost` of a machine: its folders, and addresses that are listened on."""
 
-    def __init__(self, plan: LakePlan, offload: Offload) -> None:
+    def __init__(self, plan: LakePlan, offload: Offload, shard: NamesShard = FIRST_SHARD) -> None:
+        self.shard: Final = shard
         self.clock: Final = BoottimeClock()
         self.offload: Final = offload
         self.machine: Final = plan.machine.machine
@@ -89,17 +95,17 @@ class MachineHost:
 
     def has_names(self) -> bool:
         """See `ReplicaHost`."""
-        return any(holds_names(folder) for folder in self._plan.folders)
+        return any(holds_names(folder, self.shard) for folder in self._plan.folders)
 
     def open_names(
         self, leading: Leading, begin_anew: BeginAnew | None, *, is_new: bool
     ) -> AbstractAsyncContextManager[LocalNames]:
         """See `ReplicaHost`."""
-        return open_names(self._plan, leading, begin_anew, is_new=is_new)
+        return open_names(self._plan, leading, begin_anew, shard=self.shard, is_new=is_new)
 
     def leader_record(self, superblock: Superblock) -> LeaderRecord:
         """See `ReplicaHost`."""
-        return _leader_record(self._plan, superblock)
+        return _leader_record(self._plan, superblock, self.shard)
 
     def connect_to(self, record: LeaderRecord) -> ConnectNames:
         """See `ReplicaHost`."""
@@ -116,31 +122,34 @@ class MachineHost:
                     nursery.start_soon(server.drain, DRAIN_S)
 
         async with trio.open_nursery() as nursery:
-            for address in self._plan.names_listen:
+            for address in self._plan.names_addresses(self.shard):
                 servers.append(self._server(service, address))
                 await nursery.start(servers[-1].listen_and_serve, address)
             yield drain
             nursery.cancel_scope.cancel()
 
     def _server(self, service: EngineService, address: str) -> Server:
-        token = None if address.startswith(_UNIX) else self._plan.token
+        token = None if address.startswith(UNIX) else self._plan.token
         connections = connections_limit(STRANGERS_MAX)
         return Server(service, TrioNetwork(), token=token, connections_max=connections, of_the_lake=True)
 
 
-def replica_place(coordinator: Coordinator, clock: Clock, lake: bytes, record: LeaderRecord) -> ReplicaPlace:
+def replica_place(
+    coordinator: Coordinator, clock: Clock, lake: bytes, record: LeaderRecord, shard: NamesShard = FIRST_SHARD
+) -> ReplicaPlace:
     """Return the surroundings of a replica's log; `record`: its own, while it leads."""
     replica = ReplicaId(record.replica)
-    return ReplicaPlace(coordinator, clock, lake, replica, record.machine, encode(record), _holder)
+    return ReplicaPlace(coordinator, clock, lake, replica, record.machine, encode(record), _holder, shard)
 
 
 def machine_place(plan: LakePlan, coordinator: Coordinator, superblock: Superblock) -> ReplicaPlace:
-    """Return the surroundings of the log of the replica in a store of this machine."""
-    return replica_place(coordinator, BoottimeClock(), plan.lake_id, _leader_record(plan, superblock))
+    """Return the surroundings of the log of the first shard's replica in a store of this machine."""
+    record = _leader_record(plan, superblock, FIRST_SHARD)
+    return replica_place(coordinator, BoottimeClock(), plan.lake_id, record)
 
 
-def _leader_record(plan: LakePlan, superblock: Superblock) -> LeaderRecord:
-    return LeaderRecord(ReplicaId(superblock.store_id), plan.machine.machine, plan.names_listen)
+def _leader_record(plan: LakePlan, superblock: Superblock, shard: NamesShard) -> LeaderRecord:
+    return LeaderRecord(ReplicaId(superblock.store_id), plan.machine.machine, plan.names_addresses(shard))
 
 
 def _holder(value: bytes) -> ReplicaId:

@@ -28,6 +28,7 @@ from typing import Any, Final
 import structlog
 import trio
 
+from engine.format.group_parts import FIRST_SHARD
 from engine.format.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.mirror.copy_calls import CopyCalls
 from engine.mirror.copy_folders import CopyFolder, open_or_make
@@ -38,7 +39,7 @@ from engine.store.keyed_store import KeyedStore
 from engine.store.metadata_life import Leading, always_leading
 from engine.store.names_opening import BeginAnew, open_names_store
 from lakefs.errors import CorruptionError, DiskFailed, LakeError
-from lakefs.ids import CopyId
+from lakefs.ids import CopyId, NamesShard
 from lakefs.ports import Clock, Disk, Offload
 
 INDEX_MOVES_MAX: Final = 2
@@ -152,6 +153,7 @@ async def open_names_in(
     restored: bool = False,
     verify_index: bool = True,
     sizes: StoreSizes = DEFAULT_STORE_SIZES,
+    shard: NamesShard = FIRST_SHARD,
     leading: Leading = always_leading,
     begin_anew: BeginAnew | None = None,
 ) -> AsyncIterator[LocalNames]:
@@ -172,6 +174,7 @@ async def open_names_in(
             create=is_new,
             verify_index=verify_index,
             sizes=sizes,
+            shard=shard,
             index_committed=host.index_committed,
             while_locked=lambda _: host.while_open(mirror),
             leading=leading,

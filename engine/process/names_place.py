@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from engine.format.group_parts import FIRST_SHARD
 from engine.format.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.host.clock import SystemClock
 from engine.host.crash_marker import noting_crashes
@@ -27,7 +28,7 @@ from engine.superblock.superblock import read_superblock
 from engine.tables.index_folder import sync_path
 from lakefs.errors import DiskFailed, LakeError, StoreLocked
 from lakefs.host.offload import ThreadOffload
-from lakefs.ids import CopyId
+from lakefs.ids import CopyId, NamesShard
 
 NAMES_THREADS: Final = 4
 """Threads of the names: journal, index, a long reader of it, and one that is free."""
@@ -92,6 +93,7 @@ async def open_local_names(
     is_kept: Callable[[], bool] = lambda: True,
     is_usable: IsUsable = always,
     sizes: StoreSizes = DEFAULT_STORE_SIZES,
+    shard: NamesShard = FIRST_SHARD,
     leading: Leading = always_leading,
     begin_anew: BeginAnew | None = None,
 ) -> AsyncIterator[LocalNames]:
@@ -103,7 +105,7 @@ async def open_local_names(
     folders were put back from a backup.  `patience_s`: how long a device may be silent after another has answered,
     before its copy is given up; None: for ever.  `is_kept` is called when the opening or the body fails with `is_new`;
     if it returns False, folders that were made here are removed.  `is_usable` is asked for the folder above, each time
-    before a copy is made.  `leading`, `begin_anew`: see `open_names_store`.
+    before a copy is made.  `shard`, `leading`, `begin_anew`: see `open_names_store`.
     Errors: StoreLocked, StoreUnusable (another role or lake, too few copies), and those of `open_names_store`.
     """
     with _removing_new(folders, is_new, is_kept):
@@ -119,6 +121,7 @@ async def open_local_names(
                 without=without,
                 restored=restored,
                 sizes=sizes,
+                shard=shard,
                 leading=leading,
                 begin_anew=begin_anew,
             ) as names,

@@ -7,6 +7,7 @@ those that take a `Store` have segments.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from engine.chunks.manifests import HeldBlobs
@@ -58,7 +59,7 @@ OF_REPLICAS: Final = (m.OpenCheckpoint, m.ReadCheckpoint)
 OF_TURNS: Final = (m.OpenTurns, m.FollowTurns, m.CloseTurns, m.JoinTurns)
 """Requests of heads that repeat the stamps of a lake's names."""
 _NOT_SERVED: Final = (
-    *(m.Watch, m.ChangeMember, m.SetLake, m.OpenKeyHomes),
+    *(m.Watch, m.ChangeMember, m.SetLake, m.AddNamesShard, m.OpenKeyHomes),
     *(*BOUND_BY_HEADS, *OF_THE_COORDINATOR, *OF_REPLICAS, *OF_TURNS),
 )
 _SERVED: Final = [request for request in m.REQUESTS.values() if request not in _NOT_SERVED]
@@ -177,6 +178,7 @@ class NamesService(Dispatch):
     `more_status`: requests for the upkeep of that lake, and its part of the status.  `coordinator`: requests to the
     lake's coordinator (`engine.coordinator.coordinator_requests`), for those who connect.  `checkpoints`: requests of
     other replicas of the names (`engine.group_log.checkpoint_requests`).  `buckets`: those of a names shard.
+    `more`: other requests that its owner serves.
     """
 
     def __init__(
@@ -191,6 +193,7 @@ class NamesService(Dispatch):
         coordinator: Group | None = None,
         checkpoints: Group | None = None,
         buckets: BucketAssigner | None = None,
+        more: Sequence[Group] = (),
     ) -> None:
         groups = [
             about(store, more_status),
@@ -199,7 +202,7 @@ class NamesService(Dispatch):
             spaces(store),
             *turns(store),
         ]
-        groups += [group for group in (upkeep, coordinator, checkpoints) if group is not None]
+        groups += [*(group for group in (upkeep, coordinator, checkpoints) if group is not None), *more]
         super().__init__(store, groups, offers="names are kept here, without content; this process does not serve")
         if buckets is not None:
             store.metadata.use_bucket_rule(buckets)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 import structlog
 import trio
 
+from engine.format.group_parts import FIRST_SHARD
 from engine.format.sizes import MetadataSizes
 from engine.host.tasks import plain_errors
 from engine.metadata.metadata_store import Metadata
@@ -31,9 +32,11 @@ from engine.namespace.buckets import initialise, is_initialised
 from engine.store.features import Features
 from engine.superblock import superblock as superblocks
 from engine.superblock.reserve import Reserve
-from engine.superblock.superblock import OpenedStore, Superblock, refuse_other_role, write_superblock
+from engine.superblock.store_role import refuse_other_role
+from engine.superblock.superblock import OpenedStore, Superblock, write_superblock
 from lakefs import ids
 from lakefs.errors import LakeError, StoreFull, StoreReadOnly
+from lakefs.ids import NamesShard
 from lakefs.ports import Clock, Disk, Offload
 
 Leading = Callable[[Metadata, Superblock], AbstractAsyncContextManager[None]]
@@ -56,6 +59,7 @@ async def locked_store(
     create: bool,
     cluster_id: bytes,
     has_names: bool,
+    names_shard: NamesShard = FIRST_SHARD,
     while_locked: Callable[[OpenedStore], AbstractContextManager[None]],
 ) -> AsyncIterator[OpenedStore]:
     """Take the store's lock for the block, and enter `while_locked` with what the superblock says.
@@ -64,12 +68,14 @@ async def locked_store(
     """
 
     def open_blocking() -> OpenedStore:
-        return superblocks.open_store(disk, clock, create=create, cluster_id=cluster_id, has_names=has_names)
+        return superblocks.open_store(
+            disk, clock, create=create, cluster_id=cluster_id, has_names=has_names, names_shard=names_shard
+        )
 
     with telling_full():
         opened = await offload.run(open_blocking)
     try:
-        refuse_other_role(opened.superblock, cluster_id, has_names=has_names)
+        refuse_other_role(opened.superblock, cluster_id, has_names=has_names, names_shard=names_shard)
         if opened.read_only:
             raise StoreReadOnly(opened.read_only)
         for warning in opened.warnings:

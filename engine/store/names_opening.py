@@ -23,6 +23,7 @@ import trio
 
 from engine.chunks.quarantine import Quarantine
 from engine.format.features import ReadOnlyFeature
+from engine.format.group_parts import FIRST_SHARD
 from engine.format.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.keyed.upkeep import KeyedUpkeep
 from engine.metadata.begin_anew import finish
@@ -36,6 +37,7 @@ from engine.superblock.reserve import Reserve
 from engine.superblock.superblock import OpenedStore
 from engine.upkeep.index_upkeep import keep_index_whole
 from lakefs.errors import LakeError
+from lakefs.ids import NamesShard
 from lakefs.ports import Clock, Disk, Offload
 
 BeginAnew = Callable[[Disk, OpenedStore], Awaitable[OpenedStore]]
@@ -53,6 +55,7 @@ async def open_names_store(
     *,
     cluster_id: bytes,
     create: bool,
+    shard: NamesShard = FIRST_SHARD,
     verify_index: bool = True,
     sizes: StoreSizes = DEFAULT_STORE_SIZES,
     index_committed: Callable[[], None] | None = None,
@@ -62,13 +65,21 @@ async def open_names_store(
 ) -> AsyncIterator[KeyedStore]:
     """Open the names of a lake on a disk, and stop them cleanly at the end.
 
-    `cluster_id`: the lake's, 16 bytes.  `create`: make them when the disk has no store.  Of several replicas one is
-    `leading`: the others follow until they do, and the block begins then.  `begin_anew` replaces the store's metadata
-    before they are recovered.  Errors and the other arguments: as of `engine.store.opening.open_store`, and errors of
-    `begin_anew` and of `leading`, of this also in the midst of the block.
+    `cluster_id`: the lake's, 16 bytes; `shard`: of its names.  `create`: make them when the disk has no store.  Of
+    several replicas one is `leading`: the others follow until they do, and the block begins then.  `begin_anew`
+    replaces the store's metadata before they are recovered.  Errors and the other arguments: as of
+    `engine.store.opening.open_store`, and errors of `begin_anew` and of `leading`, of this also in the midst of the
+    block.
     """
     async with locked_store(
-        disk, clock, offload, create=create, cluster_id=cluster_id, has_names=True, while_locked=while_locked
+        disk,
+        clock,
+        offload,
+        create=create,
+        cluster_id=cluster_id,
+        has_names=True,
+        names_shard=shard,
+        while_locked=while_locked,
     ) as opened:
         locked_at = clock.monotonic()
         had_rights = not opened.created and opened.superblock.clean_sequence is None

@@ -38,6 +38,7 @@ from engine.format.features import (
     feature_text,
     pack_feature_text,
 )
+from engine.format.group_parts import FIRST_SHARD
 from engine.format.layouts import (
     CHECKPOINT_HEADER,
     FORMAT_VERSION,
@@ -54,7 +55,7 @@ from engine.host.small_file import replace_small_file
 from engine.superblock.reserve import Reserve, refuse_unknown_size
 from lakefs.errors import LakeError, StoreDamaged, StoreFull, StoreUnusable
 from lakefs.findings import Finding
-from lakefs.ids import BootId, EngineId, StoreId, new_id16
+from lakefs.ids import BootId, EngineId, NamesShard, StoreId, new_id16
 from lakefs.ports import Clock, Disk, DiskLock
 
 SUPERBLOCK_PATH: Final = "superblock"
@@ -85,6 +86,8 @@ class Superblock:
     compat_features: int = 0
     read_only_features: int = 0
     incompat_features: int = 0
+    names_shard: NamesShard = FIRST_SHARD
+    """The names shard whose names it holds, where it holds names."""
     next_space: int = 0
     """The lowest number of a space that was not handed out, kept here while no record has it; 0: none was."""
     feature_text: dict[int, str] = field(default_factory=dict, compare=False)
@@ -115,7 +118,7 @@ class Superblock:
             self.created_ns,
             NOT_CLEAN if self.clean_sequence is None else self.clean_sequence,
             len(self.domains),
-            bytes(2),
+            self.names_shard,
             self.next_space,
             b"".join(self.domains),
             0,
@@ -157,12 +160,19 @@ class OpenedStore:
 
 
 def open_store(
-    disk: Disk, clock: Clock, *, create: bool, cluster_id: bytes = NO_CLUSTER, has_names: bool = False
+    disk: Disk,
+    clock: Clock,
+    *,
+    create: bool,
+    cluster_id: bytes = NO_CLUSTER,
+    has_names: bool = False,
+    names_shard: NamesShard = FIRST_SHARD,
 ) -> OpenedStore:
     """Take the store's lock and read its superblock, or create the store when there is none.
 
-    `cluster_id`: the lake of which a store that is created here is a member, or holds the names (`has_names`);
-    NO_CLUSTER: it is the store of one engine.  Call `refuse_other_role` behind it.
+    `cluster_id`: the lake of which a store that is created here is a member, or holds the names of one shard
+    (`has_names`, `names_shard`); NO_CLUSTER: it is the store of one engine.  Call `store_role.refuse_other_role`
+    behind it.
     Blocks; call it through `Offload`.  Errors: StoreLocked; StoreUnusable (no store and not `create`, unknown
     version or feature, a copy of a cluster member, a disk of unknown size); StoreDamaged (superblock lost, or bad with
     its copy).  An error releases the lock.
@@ -175,7 +185,8 @@ def open_store(
     lock = disk.lock(LOCK_PATH)
     try:
         if not disk.exists(SUPERBLOCK_PATH):
-            return OpenedStore(_create(disk, clock, cluster_id, has_names=has_names), lock, created=True)
+            features = _features_of(cluster_id, has_names=has_names)
+            return OpenedStore(_create(disk, clock, cluster_id, features, names_shard), lock, created=True)
         # The last process may have been killed between renaming its superblock and syncing the name.
         disk.sync_folder(ROOT_FOLDER)
         superblock, warnings = _superblock_or_copy(disk)
@@ -259,6 +270,7 @@ def parse_superblock(page: bytes) -> Superblock:
         compat_features=fields["compat_features"],
         read_only_features=fields["read_only_features"],
         incompat_features=fields["incompat_features"],
+        names_shard=NamesShard(fields["names_shard"]),
         next_space=fields["next_space"],
         feature_text=feature_text(page),
     )
@@ -331,7 +343,7 @@ def _store_ids(disk: Disk) -> Iterator[bytes]:
                 yield bytes(fields["store_id"])
 
 
-def _create(disk: Disk, clock: Clock, cluster_id: bytes, *, has_names: bool) -> Superblock:
+def _create(disk: Disk, clock: Clock, cluster_id: bytes, features: int, names_shard: NamesShard) -> Superblock:
     for folder in STORE_FOLDERS:
         if disk.list_folder(folder):
             raise StoreDamaged(
@@ -352,7 +364,8 @@ def _create(disk: Disk, clock: Clock, cluster_id: bytes, *, has_names: bool) -> 
         clean_sequence=0,
         domains=(new_id16(),),
         cluster_id=cluster_id,
-        incompat_features=_features_of(cluster_id, has_names=has_names),
+        incompat_features=features,
+        names_shard=names_shard,
     )
     write_superblock(disk, superblock)
     return superblock
@@ -363,36 +376,6 @@ def _features_of(cluster_id: bytes, *, has_names: bool) -> int:
         assert not has_names, "names without segments are those of a lake"
         return 0
     return int(Feature.CLUSTER | Feature.CLUSTER_NAMES if has_names else Feature.CLUSTER)
-
-
-def refuse_other_role(superblock: Superblock, cluster_id: bytes, *, has_names: bool = False) -> None:
-    """Raise StoreUnusable unless the store is a member of this lake, or with `has_names` holds its names.
-
-    With NO_CLUSTER: unless it is the store of one engine.
-    """
-    features = superblock.incompat_features
-    is_in_lake = bool(features & (Feature.CLUSTER | Feature.ERASURE_SHARDS))
-    holds_names = bool(features & Feature.CLUSTER_NAMES)
-    found = "holds the names" if holds_names else "is a member"
-    refused = ""
-    if is_in_lake and cluster_id == NO_CLUSTER:
-        part = "names without content" if holds_names else "parts of chunks"
-        refused = (
-            f"the folder {found} of the lake {superblock.cluster_id.hex()}, and is no lake by itself: most of what it "
-            f"holds are {part}; start the lake with all its folders"
-        )
-    elif not is_in_lake and cluster_id != NO_CLUSTER:
-        refused = (
-            "the folder is the store of one engine, and is not made a part of a lake; copy its objects over S3, or "
-            "give an empty folder"
-        )
-    elif is_in_lake and superblock.cluster_id != cluster_id:
-        refused = f"the folder {found} of another lake, {superblock.cluster_id.hex()}, not of {cluster_id.hex()}"
-    elif holds_names != has_names:
-        wanted = "the names" if has_names else "a member"
-        refused = f"the folder {found} of the lake {superblock.cluster_id.hex()}, and is not opened as {wanted}"
-    if refused:
-        raise StoreUnusable(refused, subject=SUPERBLOCK_PATH)
 
 
 def _admit(disk: Disk, superblock: Superblock, lock: DiskLock, told: tuple[str, ...] = ()) -> OpenedStore:

@@ -336,8 +336,8 @@ class TableTransaction(TableView):
         if taken < mark and counter.mark_sequence > self._sequence:
             self._sequence = counter.mark_sequence
         if counter.next > mark:
-            while counter.next > mark:  # the first number that is not below the mark moves it up by a block
-                mark = max(mark, taken) + counter.block
+            mark = max(mark, taken)  # the first number that is not below the mark moves it up by whole blocks
+            mark += -(-(counter.next - mark) // counter.block) * counter.block
             self._marks[counter] = mark
             self._mutate(Op.PUT, Table.COUNTERS, counter.key, COUNTER_RECORD.pack(mark))
         return taken

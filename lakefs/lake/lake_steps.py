@@ -42,6 +42,7 @@ from lakefs.wire.messages import (
     AccessKeyRemove,
     AccessKeys,
     AccessKeyStat,
+    AddNamesShard,
     BucketCreate,
     BucketList,
     BucketRemove,
@@ -352,6 +353,12 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
     def set_lake(self, *, out_after_s: int = 0, out_stops: str = "") -> Steps[None]:
         """Change settings of a whole lake: see SetLake."""
         yield from send(SetLake(out_after_s, out_stops))
+
+    def add_names_shard(self) -> Steps[dict[str, Any]]:
+        """Add a names shard to a lake: see AddNamesShard."""
+        reply = yield from send(AddNamesShard())
+        assert isinstance(reply.message, ReportReply)
+        return _object_of(reply.message.report_json)
 
     # --- for the modules beside this one ---------------------------------------------------------
 

@@ -323,6 +323,17 @@ class SetLake(Request, frozen=True):
     out_stops: str = ""
 
 
+class AddNamesShard(Request, frozen=True):
+    """Add a names shard to a lake with etcd; waits until a machine serves it, some seconds at most.
+
+    The report: `shard`, and `machine`, the id of the one that serves it, empty if none did in that time.
+    PreconditionFailed while the shard that was added last is not served, and beyond the most that there may be.
+    """
+
+    OP = 67
+    REPLY = ReportReply
+
+
 MEMBER_DRAIN: Final = 1
 MEMBER_REMOVE: Final = 2
 NAMES_REMOVE: Final = 3

@@ -33,7 +33,8 @@ from engine.format.layouts import Table
 from engine.format.sizes import DEFAULT_SIZES
 from engine.host.clock import SystemClock
 from engine.host.local_disk import LocalDisk
-from engine.superblock.superblock import NO_CLUSTER, Superblock, open_store, refuse_other_role
+from engine.superblock.store_role import refuse_other_role
+from engine.superblock.superblock import NO_CLUSTER, Superblock, open_store
 from lakefs.errors import DiskFailed, EngineBusy, EngineUnreachable, StoreFull, StoreReadOnly, StoreUnusable
 from lakefs.ids import LeaseId, Revision
 from lakefs.limits import MIB

@@ -49,7 +49,8 @@ from engine.lake.plan import refuse_other_protection
 from engine.lake.reads_only import READS_ONLY
 from engine.lake.rescue import ReplicaHere
 from engine.lake_upkeep import names_replicas
-from engine.superblock.superblock import NO_CLUSTER, open_store, read_superblock, refuse_other_role
+from engine.superblock.store_role import refuse_other_role
+from engine.superblock.superblock import NO_CLUSTER, open_store, read_superblock
 from engine.walker import membership
 from engine.walker.member_openings import CAME_BACK_OLD
 from lakefs.cluster.protection import Protection

@@ -1,0 +1,189 @@
+"""The service of a names shard during a term of the replica that leads it, and what runs beside it.
+
+    first shard     names, access keys, spaces; upkeep of the lake; its records are repeated in the names
+    other shards    names of their buckets; the leader of the first shard drives the upkeep of all
+
+Rules kept here:
+- Buckets are assigned to the shard before anything is decided in a term (`engine.coordinator.bucket_shards`).
+- In the first term of a shard that was added its numbers of nodes begin at the shard's number << NODE_BITS, so they are
+  unique over shards; and it joins the present generation: it binds no answers that members may forget.
+- What the coordinator says is retired when a term begins, is refused in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import trio
+
+from engine.coordinator.bucket_shards import BucketShards
+from engine.coordinator.coordinator import Coordinator, IsAbsent, Put
+from engine.coordinator.coordinator_requests import coordinator_group
+from engine.coordinator.lake_state import LakeState
+from engine.coordinator.names_coordinator import NamesCoordinator
+from engine.coordinator.reads_only_coordinator import ReadsOnlyCoordinator
+from engine.coordinator.records import CHARGE_KEY, Charge, ChargeRecord, encode
+from engine.coordinator.repeating import Repeating
+from engine.coordinator.shard_requests import shards_group
+from engine.coordinator.term_coordinator import TermCoordinator
+from engine.format.group_parts import FIRST_SHARD, LogKeys
+from engine.group_log.spread_leads import SpreadLeads
+from engine.lake.lake_content import Content
+from engine.lake.lake_etcd import LakeEtcd
+from engine.lake.names_checkpoints import NamesCheckpoints
+from engine.lake.names_here import open_table
+from engine.lake.names_replica import Term
+from engine.lake.plan import LakePlan
+from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
+from engine.namespace.buckets import list_buckets
+from engine.process.mirrored_names import LocalNames
+from engine.requests.bind import BindGate
+from engine.requests.dispatch import Group
+from engine.requests.table import NamesService
+from engine.store.keyed_store import KeyedStore
+from engine.tables.views import Transaction
+from lakefs.ids import GcGeneration, NamesShard
+from lakefs.ports import Offload
+
+NODE_BITS: Final = 40
+"""Names of one shard over its life: 10^12."""
+_Run = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class NamesTerms:
+    """The surroundings of the terms of this machine's replicas."""
+
+    plan: LakePlan
+    etcd: LakeEtcd
+    content: Content
+    offload: Offload
+    leads: SpreadLeads = field(default_factory=SpreadLeads)
+
+    def open(self, shard: NamesShard, names: LocalNames, checkpoints: Group) -> Term:
+        """Return what serves on names of a shard that lead; `checkpoints`: requests of other replicas."""
+        return self._first(names, checkpoints) if shard == FIRST_SHARD else self._other(shard, names, checkpoints)
+
+    def _first(self, names: LocalNames, checkpoints: Group) -> Term:
+        store, gate, etcd = names.store, BindGate(), self.etcd
+        joined = JoinedGeneration(store.metadata, gate)
+        coordinator = TermCoordinator(etcd.coordinator, store.superblock.store_id)
+        buckets = BucketShards(coordinator, FIRST_SHARD)
+        upkeep = lake_upkeep(self.plan, names, coordinator, etcd, gate, joined, self.content, self.offload)
+        service = NamesService(
+            store,
+            gate=gate,
+            upkeep=upkeep.requests,
+            more_status=upkeep.status,
+            coordinator=coordinator_group(ReadsOnlyCoordinator(etcd.coordinator)),
+            checkpoints=checkpoints,
+            buckets=buckets,
+            more=[shards_group(coordinator, self.plan.lake_id)],
+        )
+        links, stripes = self.content.links, self.content.stripes
+        in_lake = NamesCheckpoints(
+            etcd.coordinator, links, stripes, store, names.disk, gate, self.offload, self.plan.names_checkpoint_s
+        )
+
+        async def begin() -> None:
+            await upkeep.begin()
+            await buckets.begin(_buckets_of(store))
+
+        return Term(service, partial(_keep_lake, upkeep, etcd.coordinator, store, in_lake.run), begin)
+
+    def _other(self, shard: NamesShard, names: LocalNames, checkpoints: Group) -> Term:
+        store, gate, etcd = names.store, BindGate(), self.etcd
+        joined = JoinedGeneration(store.metadata, gate)
+        coordinator = TermCoordinator(etcd.coordinator, store.superblock.store_id, LogKeys(shard).leader)
+        buckets = BucketShards(coordinator, shard)
+        # The upkeep of a shard: requests of the leader of the first one, and what runs beside the service.
+        requests: list[Group] = []
+        tasks: list[_Run] = []
+        service = NamesService(store, gate=gate, checkpoints=checkpoints, buckets=buckets, more=requests)
+
+        async def begin() -> None:
+            state = LakeState(etcd.coordinator)
+            if tables := await state.epoch_tables():
+                gate.retire_below(min(tables))
+            charge = ChargeRecord(self.plan.lake_id, Charge.LEFT, 0, bytes.fromhex(etcd.place.incarnation))
+            await begin_shard(shard, store, joined, await state.generation(), charge)
+            await buckets.begin(_buckets_of(store))
+
+        return Term(service, partial(_run_all, tasks), begin)
+
+
+async def begin_shard(
+    shard: NamesShard, store: KeyedStore, joined: JoinedGeneration, generation: GcGeneration, charge: ChargeRecord
+) -> None:
+    """Do what the first term of a shard does before it serves; nothing in later ones.  Durable on return.
+
+    `generation`: the lake's present one.  `charge`: says in the names of which incarnation of the coordinator they are;
+    it is written last, so a term that was cut off is gone on with.
+    """
+    table = NamesCoordinator(store.metadata, store.clock)
+    try:
+        if (await table.get(CHARGE_KEY)).entry is not None:
+            return
+
+        def decide(txn: Transaction) -> None:
+            first = txn.new_node_ids(1)
+            if first < shard << NODE_BITS:
+                txn.new_node_ids((shard << NODE_BITS) - first - 1)
+
+        _, sequence = await store.metadata.commit(decide)
+        await store.metadata.wait_durable(sequence)
+        await joined.join(generation)
+        await table.transact([IsAbsent(CHARGE_KEY)], [Put(CHARGE_KEY, encode(charge))])
+    finally:
+        table.close()
+
+
+def lake_upkeep(
+    plan: LakePlan,
+    names: LocalNames,
+    coordinator: Coordinator,
+    etcd: LakeEtcd | None,
+    gate: BindGate,
+    joined: JoinedGeneration,
+    content: Content,
+    offload: Offload,
+) -> LakeUpkeep:
+    """Return the upkeep of the lake beside the names of its first shard."""
+    return LakeUpkeep(
+        coordinator,
+        content.links,
+        content.stripes,
+        names.store,
+        gate,
+        joined,
+        offload,
+        UpkeepSettings(name=plan.machine.name, upload_expiry_s=plan.upload_expiry_s),
+        names_state=names.state,
+        etcd_state=None if etcd is None else etcd.state,
+        on_change=content.links.view.on_change,
+        take=content.take,
+    )
+
+
+def _buckets_of(store: KeyedStore) -> list[str]:
+    with store.metadata.view() as view:
+        return [bucket.name for bucket in list_buckets(view)]
+
+
+async def _keep_lake(upkeep: LakeUpkeep, coordinator: Coordinator, store: KeyedStore, *beside: _Run) -> None:
+    """Keep the lake whole, and its records in the names, until cancelled; run what is given beside that."""
+    async with open_table(store) as table, trio.open_nursery() as nursery:
+        nursery.start_soon(Repeating(coordinator, table, store.clock).run)
+        for run in beside:
+            nursery.start_soon(run)
+        await upkeep.run()
+
+
+async def _run_all(tasks: Sequence[_Run]) -> None:
+    async with trio.open_nursery() as nursery:
+        for run in tasks:
+            nursery.start_soon(run)
