@@ -16,13 +16,15 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import trio
 
+from engine.format.group_parts import FIRST_SHARD
 from engine.host.tasks import plain_errors
 from lakefs.client.trio.engine import connect_engine
 from lakefs.errors import EngineUnreachable, LakeError
+from lakefs.ids import NamesShard
 from lakefs.limits import NAMES_CONNECT_S, NAMES_SILENCE_S
 from lakefs.ports import Network
 from lakefs.wire import messages as m
@@ -69,8 +71,12 @@ def names_at(
 class NamesLink:
     """One client's connection to the names."""
 
-    def __init__(self, nursery: trio.Nursery, connect: ConnectNames, lost: Callable[[], None]) -> None:
+    def __init__(
+        self, nursery: trio.Nursery, connect: ConnectNames, lost: Callable[[], None], shard: NamesShard = FIRST_SHARD
+    ) -> None:
         """`nursery` has the task that holds the connection.  `lost` is called once it is lost."""
+        self.shard: Final = shard
+        """The names shard that is asked."""
         self._nursery = nursery
         self._connect = connect
         self._lost = lost
@@ -85,6 +91,11 @@ class NamesLink:
         """Called with each answer before it is returned, once turns are joined."""
         self._leaving = trio.Event()
         self._ended = trio.Event()
+
+    @property
+    def was_never_made(self) -> bool:
+        """True if the connection could not be made: nothing is kept for the client there, and another may be tried."""
+        return self._failure is not None and self._connection is None
 
     async def connection(self) -> NamesConnection:
         """Return the connection, made if there is none yet.  EngineUnreachable, also after it was lost."""
