@@ -184,14 +184,20 @@ class ClientNames:
     # --- batches -----------------------------------------------------------------------------------
 
     async def _ask_batch(self, request: routes.Batch) -> m.Message:
-        if self.shards.count > 1 and (wanted := routes.wanted_by_batch(request)):
-            return await _BatchOfShards(self, request, wanted).ask(range(len(wanted)))
-        try:
-            answer = await self._first.call(request)
-        except BucketElsewhere as error:  # another shard is there, not yet known here
-            await self.read(error.subject)
-            wanted = routes.wanted_by_batch(request)
-            return await _BatchOfShards(self, request, wanted).ask(range(len(wanted)))
+        if self.shards.count == 1:
+            try:
+                answer = await self._first.call(request)
+            except BucketElsewhere as error:  # another shard is there, not yet known here
+                await self.read(error.subject)
+            else:
+                return answer if routes.has_succeeded(answer) else await self._looked_elsewhere(request, answer)
+        wanted = routes.wanted_by_batch(request)
+        if not wanted:
+            return await self._first.call(request)
+        return await _BatchOfShards(self, request, wanted).ask(range(len(wanted)))
+
+    async def _looked_elsewhere(self, request: routes.Batch, answer: m.Message) -> m.Message:
+        """Return the only shard's answer, with results of other shards for buckets that it does not have."""
         results = routes.results_of(FIRST_SHARD, answer)
         if not routes.without_bucket(results):
             return answer

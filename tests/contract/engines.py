@@ -160,6 +160,8 @@ class Kind:
     """False if homes of keys are away: those keys are misses, and cannot be put."""
     shares_tier: bool = False
     """A head with a DRAM tier, which it shares with its clients."""
+    moves_anywhere: bool = True
+    """False if names are in several shards, new buckets in turn: nothing is moved between two of them."""
     refusal: str = ""
     """Beginning of the error for a request that it does not offer.  A test that makes such a request is skipped."""
 
@@ -401,7 +403,7 @@ KINDS: dict[str, Kind] = {
         Kind("blocking-embedded", _embedded_blocking, can_watch=False),
         Kind("head", _head, simulated=True, **_OF_HEADS),
         Kind("head-unix", _served_head(UNIX, slabs=3), shares_tier=True, **_OF_HEADS),
-        Kind("head-shards", _head_over_shards, simulated=True, has_stamps=False, **_OF_HEADS),
+        Kind("head-shards", _head_over_shards, simulated=True, moves_anywhere=False, **_OF_HEADS),
         # The stripes have suites of their own; here all requests go through them.
         Kind("head-members", _head_over_members(), simulated=True, code_of=("head",), homes=6, **_OF_HEADS),
         Kind(
