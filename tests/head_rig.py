@@ -20,6 +20,7 @@ from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.members.ports import Members, Stripes
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate
+from engine.requests.bucket_assigning import BucketAssigner
 from engine.requests.table import NamesService
 from engine.store.keyed_store import KeyedStore
 from engine.tiers.arena import Arena
@@ -54,12 +55,14 @@ UpkeepOf = Callable[[KeyedStore, BindGate], LakeUpkeep]
 class Names:
     """Names that heads connect to; `lose` ends their connections, as when names restart."""
 
-    def __init__(self, store: KeyedStore, upkeep_of: UpkeepOf | None = None) -> None:
+    def __init__(
+        self, store: KeyedStore, upkeep_of: UpkeepOf | None = None, buckets: BucketAssigner | None = None
+    ) -> None:
         self.store = store
         self.gate = BindGate(GcGeneration(1))
         self._upkeep = None if upkeep_of is None else upkeep_of(store, self.gate)
         requests, status = (None, None) if self._upkeep is None else (self._upkeep.requests, self._upkeep.status)
-        self.service = NamesService(store, gate=self.gate, upkeep=requests, more_status=status)
+        self.service = NamesService(store, gate=self.gate, upkeep=requests, more_status=status, buckets=buckets)
         self._lost = trio.Event()
 
     @property
@@ -98,6 +101,10 @@ class HeadAndNames:
     def client(self, *, descriptors: bool = False) -> EmbeddedEngine:
         """Connect one more client."""
         return EmbeddedEngine(self.head, descriptors=descriptors)
+
+    def leases(self) -> int:
+        """Return the number of leases that the names keep."""
+        return self.names.store.references.statistics()["leases"]
 
 
 @dataclass

@@ -78,6 +78,11 @@ class NamesShards:
         self._take(bucket_key(bucket), (await self._coordinator.get(bucket_key(bucket))).entry)
         return self.known(bucket)
 
+    async def read_count(self) -> int:
+        """Return the number of shards now.  Errors of `Coordinator.get`."""
+        self._take(SHARDS_KEY, (await self._coordinator.get(SHARDS_KEY)).entry)
+        return self._count
+
     async def with_buckets(self) -> list[NamesShard]:
         """Return the shards that have buckets now, and the first one; in order.  Errors of `Coordinator.range`."""
         found = {FIRST_SHARD}
@@ -95,6 +100,10 @@ class NamesShards:
         while self._count == known:
             await self._changed.wait()
         return self._count
+
+    async def wait_changed(self) -> None:
+        """Return once something else is known of shards or buckets."""
+        await self._changed.wait()
 
     async def follow(self) -> None:
         """Follow the records until cancelled; waits while the coordinator is away."""
@@ -142,7 +151,8 @@ class NamesShards:
                 if entry is None:
                     self._of_bucket.pop(bucket, None)
                 else:
-                    self._of_bucket[bucket] = decode(BucketShardRecord, entry.value).shard
+                    shard = self._of_bucket[bucket] = decode(BucketShardRecord, entry.value).shard
+                    self._count = max(self._count, shard + 1)  # a shard that has a bucket is there
             elif entry is not None:
                 self._count = max(self._count, decode(ShardsRecord, entry.value).count)
         except LakeError as error:

@@ -1,6 +1,7 @@
 """A head: the engine service of a lake on many members, without state on disk.
 
-    names            asked over one connection for each client (`engine.head.names_link`)
+    names            asked over a connection for each client (`engine.head.names_link`), or one for each names shard
+                     (`engine.head.client_names`)
     keys of spaces   put, found and read at their homes (`engine.head.key_homes`)
     chunks           hashed here, stored and read over the members (`engine.members.ports.Stripes`)
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -32,10 +33,14 @@ import trio
 
 from engine.chunks.manifests import HeldBlobs
 from engine.chunks.payload import PayloadMemory
+from engine.coordinator.names_shards import NamesShards
 from engine.fabric.engine_fabric import EngineFabric
+from engine.format.group_parts import FIRST_SHARD
+from engine.head.client_names import ClientNames
 from engine.head.head_binds import HeadBinds, ObjectBinds, SessionBinds
 from engine.head.head_chunks import HeadChunks
 from engine.head.head_clients import HeadClient, HeadSession
+from engine.head.head_copies import HeadCopies
 from engine.head.head_figures import OTHER_HEADS, gateways_with, with_others
 from engine.head.head_keyed import HeadKeyed, KeyMatches
 from engine.head.head_keyed_commits import HeadKeyedCommits
@@ -49,6 +54,7 @@ from engine.head.head_spaces import HeadSpaces
 from engine.head.head_stamp_requests import HeadStampRequests
 from engine.head.head_stamps import HeadStamps, open_head_stamps
 from engine.head.head_tier import HeadMemory, HeadTier
+from engine.head.head_watch import HeadWatch, ShardsWatch
 from engine.head.home_reads import HomeReads
 from engine.head.key_homes import KeyHomes
 from engine.head.keyed_chunks import KeyedChunks
@@ -69,6 +75,7 @@ from engine.requests.slots import SlotPayloads
 from engine.sessions.lendings import Lendings
 from engine.sessions.references import Client, References
 from lakefs.host.buffers import BufferPool
+from lakefs.ids import NamesShard
 from lakefs.ports import Clock, Offload
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply, ServedClient, never, nothing
@@ -94,6 +101,7 @@ NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
     m.BindBlobs,
     m.BindPart,
     m.BindUpload,
+    m.BindCopy,
     m.AcceptedAnswers,
     m.CoordinatorRange,
     m.CoordinatorTransact,
@@ -115,7 +123,6 @@ PASSED_ON: Final[tuple[type[m.Request], ...]] = (
     m.ListVersions,
     m.DeleteNames,
     m.Rename,
-    m.Copy,
     m.MakeFolder,
     m.RemoveFolder,
     m.MakeSymlink,
@@ -142,6 +149,8 @@ PASSED_ON: Final[tuple[type[m.Request], ...]] = (
 REFUSAL: Final = "a head of a lake on many members does not offer"
 
 
+ConnectShard = Callable[[NamesShard], ConnectNames]
+"""Returns what connects to a names shard."""
 AboutMachine = Callable[[], dict[str, Any]]
 """Returns what a machine has of the lake; JSON-able."""
 NO_MEMORY: Final = HeadMemory()
@@ -187,11 +196,20 @@ class HeadParts:
 class Head(Groups):
     """Implements `lakefs.wire.engine_port.EngineService` over names and members.  Made by `open_head`."""
 
-    def __init__(self, parts: HeadParts, connect: ConnectNames, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        parts: HeadParts,
+        connect: ConnectNames,
+        nursery: trio.Nursery,
+        shards: NamesShards | None = None,
+        connect_shard: ConnectShard | None = None,
+    ) -> None:
         super().__init__(parts.references, _groups(parts), _served(), offers=REFUSAL)
         self.parts = parts
         self._connect = connect
         self._nursery = nursery
+        self._shards = shards
+        self._connect_shard = connect_shard
 
     def connected(
         self,
@@ -206,15 +224,28 @@ class Head(Groups):
         """Begin a connection; that to the names begins with the client's first request to them."""
         client = super().connected(peer, descriptors=descriptors, trusted=trusted, uid=uid, has_left=has_left, end=end)
         assert isinstance(client, HeadClient)
-        client.link = NamesLink(self._nursery, self._connect, end)
-        if self.parts.stamps is not None:
-            client.link.learn = partial(self.parts.stamps.learn, shard=client.link.shard)
+        client.link = self._link(end, FIRST_SHARD)
+        if self._shards is not None:
+            client.shards = ClientNames(client.link, partial(self._link, end), self._shards)
         return client
 
-    def watch(self, client: ServedClient, request: m.Watch) -> HeadWatch:
+    def _link(self, end: Callable[[], None], shard: NamesShard) -> NamesLink:
+        """Return a link of a client, which `end` ends, to a names shard."""
+        connect = self._connect
+        if shard != FIRST_SHARD:
+            assert self._connect_shard is not None, "where there are shards they can be connected to"
+            connect = self._connect_shard(shard)
+        link = NamesLink(self._nursery, connect, end, shard)
+        if self.parts.stamps is not None:
+            link.learn = partial(self.parts.stamps.learn, shard=shard)
+        return link
+
+    def watch(self, client: ServedClient, request: m.Watch) -> HeadWatch | ShardsWatch:
         """Return a watch of the names' events, which begins later."""
         assert isinstance(client, HeadClient)
-        return HeadWatch(client.names, request)
+        if client.shards is None:
+            return HeadWatch(client.first, request)
+        return ShardsWatch(client.shards, request, self._nursery)
 
 
 @asynccontextmanager
@@ -230,12 +261,15 @@ async def open_head(
     memory: HeadMemory = NO_MEMORY,
     machine: str = "",
     fabric: EngineFabric | None = None,
+    shards: NamesShards | None = None,
+    connect_shard: ConnectShard | None = None,
 ) -> AsyncIterator[Head]:
     """Open a head; it ends with the block, and its connections to names with it.
 
     `about_machine` returns what this machine has of the lake: it is a part of the status.  `memory`: the head's DRAM
     tier, which the caller closes behind it.  `machine`: the id of this one, "" if it is not known.  `fabric`: the RDMA
-    device, in which the tier is registered; the caller closes it last.
+    device, in which the tier is registered; the caller closes it last.  `shards`: those of the names, if there may be
+    several; `connect_shard` returns what connects to another one than the first.
     """
     with plain_errors(), ExitStack() as stack:
         stamps = stack.enter_context(open_head_stamps())
@@ -250,36 +284,8 @@ async def open_head(
                 nursery.start_soon(parts.tier.dram.run)
             if memory.shared_index is not None:
                 nursery.start_soon(memory.shared_index.run)
-            yield Head(parts, connect, nursery)
+            yield Head(parts, connect, nursery, shards, connect_shard)
             nursery.cancel_scope.cancel()
-
-
-class HeadWatch:
-    """A watch of names for a client of a head (`lakefs.wire.engine_port.BeginsLater`)."""
-
-    def __init__(self, names: NamesLink, request: m.Watch) -> None:
-        self._names = names
-        self._request = request
-        self._stack = AsyncExitStack()
-        self._events: AsyncIterator[m.WatchEvent] | None = None
-
-    async def begin(self) -> None:
-        """Begin the watch at the names.  BucketNotFound, EngineBusy, EngineUnreachable."""
-        connection = await self._names.connection()
-        watch = connection.client.watch(self._request.bucket, others_only=self._request.others_only)
-        self._events = await self._stack.enter_async_context(watch)
-
-    def __aiter__(self) -> HeadWatch:
-        return self
-
-    async def __anext__(self) -> m.WatchEvent:
-        """Return the next event."""
-        assert self._events is not None, "the watch has begun"
-        return await anext(self._events)
-
-    async def aclose(self) -> None:
-        """End the watch."""
-        await self._stack.aclose()
 
 
 class HeadAbout:
@@ -364,7 +370,7 @@ def _groups(parts: HeadParts) -> list[Group]:
     return [
         *_keyed_groups(parts, binds, loads),
         Group(
-            [puts, SessionRequests(parts.references), SessionBinds(binds), objects],
+            [puts, SessionRequests(parts.references), SessionBinds(binds), objects, HeadCopies(binds)],
             bodies={m.StoreChunks: puts.receive, m.PutObjects: objects.receive},
             ends=[puts.disconnected],
         ),

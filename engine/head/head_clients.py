@@ -1,4 +1,4 @@
-"""State that a head keeps for each client: its connection to the names, and the puts that are in progress.
+"""State that a head keeps for each client: its connections to the names, and the puts that are in progress.
 
 Names keep leases, watches and names.  Sessions are the head's own: what they hold are answers of members, which are the
 head's too, and names look at the generation and epoch of these answers alone.
@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.head.client_names import AskedNames, ClientNames
 from engine.head.names_link import NamesLink
 from engine.host.user_shares import Shares
 from engine.sessions.references import Client, Session
@@ -38,12 +39,20 @@ class HeadClient(Client):
     """A client of a head."""
 
     link: NamesLink | None = None
+    """The link to the names, or to the first shard of them."""
+    shards: ClientNames | None = None
+    """The links to all names shards, where there may be several."""
     values: dict[int, HomeLease] = field(default_factory=dict)
     """Leases of values at their homes, by the number of the client's lease (`engine.head.head_pins`)."""
 
     @property
-    def names(self) -> NamesLink:
-        """The client's connection to the names."""
+    def names(self) -> AskedNames:
+        """The names, as this client asks them."""
+        return self.first if self.shards is None else self.shards
+
+    @property
+    def first(self) -> NamesLink:
+        """The client's link to the first names shard."""
         assert self.link is not None, "a connected client has one"
         return self.link
 

@@ -92,7 +92,7 @@ class HeadOpens:
             leases -= {result.opened.lease for result in results if result.opened is not None}
         finally:
             if leases:
-                await _end_leases(client, sorted(leases))  # the client never receives their ids
+                await end_leases(client, sorted(leases))  # the client never receives their ids
         return Reply(m.OpenResults(results), body)
 
     async def _with_layouts(self, results: Sequence[m.OpenResult], layout_max: int) -> list[m.OpenResult]:
@@ -297,7 +297,8 @@ def _inline(got: Got, offset: int) -> m.Grant:
     return m.Grant(MEDIUM_INLINE, 0, offset, len(got.payload), len(got.payload), 0, crc, 0)
 
 
-async def _end_leases(client: HeadClient, leases: list[int]) -> None:
+async def end_leases(client: HeadClient, leases: list[int]) -> None:
+    """End leases of the names; also when the request is cancelled, for a moment."""
     with trio.CancelScope(shield=True), trio.move_on_after(_FAREWELL_S):
         try:
             await client.names.call(m.CloseLeases(leases))

@@ -35,4 +35,4 @@ class HeadStampRequests:
 
 async def may_have_stamps(stamps: HeadStamps | None, client: HeadClient) -> bool:
     """Return True if the names' answers for a client have stamps now.  Errors of its connection to the names."""
-    return stamps is not None and await stamps.join(client.names)
+    return stamps is not None and await stamps.join(client.first)

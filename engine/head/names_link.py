@@ -94,6 +94,11 @@ class NamesLink:
         self._leaving = trio.Event()
         self._ended = trio.Event()
 
+    @property
+    def was_never_made(self) -> bool:
+        """True if the connection could not be made: nothing is kept for the client there, and another may be tried."""
+        return self._failure is not None and self._connection is None
+
     async def connection(self) -> NamesConnection:
         """Return the connection, made if there is none yet.  EngineUnreachable, also after it was lost."""
         if self._connection is None:

@@ -109,6 +109,13 @@ def new_symlink(target: bytes, attributes: ObjectAttributes, now_ns: int) -> Nod
     return with_owner(node, attributes, now_ns)
 
 
+def copied_symlink(target: bytes, attributes: ObjectAttributes, now_ns: int) -> Node:
+    """Return the record of a symlink that is copied, with all that the other one has.  Raises InvalidArgument."""
+    node = new_symlink(target, attributes, now_ns)
+    stored = msgspec.structs.replace(_stored_attributes(attributes, 0), symlink_target=target)
+    return msgspec.structs.replace(node, attributes=stored)
+
+
 def changed(node: Node, changes: SetAttributes, now_ns: int) -> Node:
     """Return the record with the attributes that `changes` gives, and a change time of now.
 

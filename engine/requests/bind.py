@@ -15,9 +15,14 @@ from __future__ import annotations
 from typing import Final
 
 from engine.chunks.manifests import HeldBlob, checked_chunks
+from engine.namespace.binding import bind
+from engine.namespace.buckets import ensure_bucket, find_bucket
+from engine.namespace.object_stat import copied_symlink, new_object
+from engine.namespace.tree import Resolved
 from engine.requests.answers import Decisions
 from engine.requests.changes import bind_changes
 from engine.requests.handlers import handles
+from engine.requests.names import one_name
 from engine.requests.uploads import UploadRequests
 from engine.sessions.references import Client
 from engine.store.names_store import NamesStore
@@ -121,6 +126,25 @@ class BindRequests:
         return await self._uploads.complete_held(
             client, request.complete, held, lambda: self._gate.check(request.answered)
         )
+
+    @handles(m.BindCopy)
+    async def bind_copy(self, client: Client, request: m.BindCopy) -> Reply:
+        change = request.change
+        held = None if request.symlink_target else _held(change.blob, request.size_bytes, request.chunk_count)
+
+        def decide(txn: Transaction) -> Resolved:
+            self._gate.check(request.answered)
+            now_ns = self._store.clock.wall_ns()
+            if held is None:
+                node = copied_symlink(request.symlink_target, change.attributes, now_ns)
+            else:
+                node = new_object(held.blob, held.size_bytes, held.chunk_count, change.attributes, now_ns)
+            bucket = (
+                ensure_bucket(txn, change.bucket, now_ns) if change.create_bucket else find_bucket(txn, change.bucket)
+            )
+            return bind(txn, bucket, change.key, node, change.condition, now_ns)
+
+        return one_name(change.bucket, change.key, await self._decisions.change(client, decide))
 
 
 def _held(blob: bytes, size_bytes: int, chunk_count: int) -> HeldBlob:

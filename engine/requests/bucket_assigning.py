@@ -19,7 +19,7 @@ from lakefs.limits import BATCH_MAX
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
 
-_MAKES: Final = (m.BindBlobs, m.BucketCreate, m.Rename, m.Copy, m.MakeFolder)
+_MAKES: Final = (m.BindBlobs, m.BindCopy, m.BucketCreate, m.Rename, m.Copy, m.MakeFolder)
 """Requests that may make buckets."""
 _ATTEMPTS_MAX: Final = BATCH_MAX + 3
 """Each name of a batch may be in a bucket of its own; and buckets are removed while others make them."""

@@ -43,7 +43,7 @@ from engine.store.names_store import NamesStore
 from engine.store.store import Store
 from lakefs.wire import messages as m
 
-BOUND_BY_HEADS: Final = (m.BindBlobs, m.BindPart, m.BindUpload, m.AcceptedAnswers)
+BOUND_BY_HEADS: Final = (m.BindBlobs, m.BindPart, m.BindUpload, m.BindCopy, m.AcceptedAnswers)
 """Requests of heads to the names of their lake."""
 OF_THE_COORDINATOR: Final = (
     m.CoordinatorRange,

@@ -76,3 +76,19 @@ class AcceptedAnswers(Request, frozen=True):
 
     OP = 113
     REPLY = AnswersAccepted
+
+
+class BindCopy(Request, frozen=True):
+    """Bind a name to what a name in another names shard has, as Copy does within one; its errors are those of Copy.
+
+    `change` has the blob and all attributes that the copy gets.  Times of 0 mean now.  `symlink_target`, if it is not
+    empty: the copy is a symlink, and `change.blob` is empty.  SessionLost as in BindBlobs.
+    """
+
+    OP = 114
+    REPLY = NameResults
+    answered: Answered
+    change: NameChange
+    size_bytes: int
+    chunk_count: int
+    symlink_target: bytes = b""

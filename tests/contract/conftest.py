@@ -21,6 +21,17 @@ _LONG_AT_ETCD: Final = (
     "test_a_lease_kept_alive_at_its_last_moment_keeps_all_its_keys_or_none",
 )
 """Tests of leases that wait for 10 to 30 s, where time does not jump."""
+_OF_NAMES: Final = (
+    *("test_lake_buckets", "test_lake_uploads", "test_requests_access", "test_requests_folders", "test_requests_names"),
+    *(
+        "test_requests_nodes",
+        "test_requests_places",
+        "test_requests_reads",
+        "test_requests_upload",
+        "test_requests_versions",
+    ),
+)
+"""Beginnings of the suites that are of names, or of content that is asked for by name."""
 _OF_REQUESTS: Final = ("test_requests_", "test_loads_left_behind")
 """Suites of what the engine does with single requests, whoever sends them."""
 
@@ -71,6 +82,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items[:] = [item for item in items if not _is_repeated_at_etcd(item)]
     _mark_fewer_clients(items)
+    for item in items:
+        if item.path.parent == _HERE and "[head-shards" in item.name and not item.path.stem.startswith(_OF_NAMES):
+            item.add_marker(pytest.mark.thorough)  # shards of names change nothing there
 
 
 def _is_repeated_at_etcd(item: pytest.Item) -> bool:

@@ -38,6 +38,7 @@ from lakefs.wire.messages import Hello, HelloReply, Request
 from lakefs.wire.offers import Offers
 from tests.descriptors import open_descriptors
 from tests.head_rig import HeadAndNames, head_over, lake_of
+from tests.shards_rig import sharded_lake
 from tests.sim.world.network import SimulatedNetwork
 from tests.store_rig import SMALL_SIZES, in_flight, simulated_store
 from tests.unit.engine.cluster import stripe_rig
@@ -116,9 +117,9 @@ class Engine:
     def held(self) -> tuple[int, ...]:
         """Return what is held for requests and clients: buffers, extents or bytes of answers, sessions, leases."""
         if self.lake is not None:
-            parts, names = self.lake.head.parts, self.lake.names.store.references.statistics()
+            parts = self.lake.head.parts
             own = parts.references.statistics()
-            leases = names["leases"] + own["leases"]
+            leases = self.lake.leases() + own["leases"]
             return parts.buffers.in_use, parts.answers.held_bytes, own["sessions"], leases
         assert self.store is not None, "the engine is out of reach"
         clients = self.store.references.statistics()
@@ -159,6 +160,8 @@ class Kind:
     """False if homes of keys are away: those keys are misses, and cannot be put."""
     shares_tier: bool = False
     """A head with a DRAM tier, which it shares with its clients."""
+    moves_anywhere: bool = True
+    """False if names are in several shards, new buckets in turn: nothing is moved between two of them."""
     refusal: str = ""
     """Beginning of the error for a request that it does not offer.  A test that makes such a request is skipped."""
 
@@ -325,6 +328,12 @@ async def _head(folder: Path) -> AsyncIterator[Engine]:
         yield engine
 
 
+@asynccontextmanager
+async def _head_over_shards(folder: Path) -> AsyncIterator[Engine]:
+    async with sharded_lake(3) as lake, _asked_head(lake, folder, lake.chunk_count) as engine:
+        yield engine
+
+
 def _head_over_members(*away: int) -> Callable[[Path], AbstractAsyncContextManager[Engine]]:
     """Open a head over six members at 4+2, of which some are away from the beginning."""
 
@@ -394,6 +403,7 @@ KINDS: dict[str, Kind] = {
         Kind("blocking-embedded", _embedded_blocking, can_watch=False),
         Kind("head", _head, simulated=True, **_OF_HEADS),
         Kind("head-unix", _served_head(UNIX, slabs=3), shares_tier=True, **_OF_HEADS),
+        Kind("head-shards", _head_over_shards, simulated=True, moves_anywhere=False, **_OF_HEADS),
         # The stripes have suites of their own; here all requests go through them.
         Kind("head-members", _head_over_members(), simulated=True, code_of=("head",), homes=6, **_OF_HEADS),
         Kind(
