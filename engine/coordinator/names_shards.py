@@ -55,6 +55,12 @@ async def open_names_shards(coordinator: Coordinator) -> AsyncIterator[NamesShar
             nursery.cancel_scope.cancel()
 
 
+async def shards_of(coordinator: Coordinator) -> int:
+    """Return the number of names shards as a coordinator has it now.  Errors of `Coordinator.get`."""
+    entry = (await coordinator.get(SHARDS_KEY)).entry
+    return 1 if entry is None else decode(ShardsRecord, entry.value).count
+
+
 class NamesShards:
     """The shards, as this process last read them.  Made by `open_names_shards`; used on the loop."""
 

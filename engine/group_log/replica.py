@@ -43,6 +43,7 @@ from lakefs.errors import CoordinatorLost, LakeError
 from lakefs.ids import NamesShard, ReplicaId, Revision
 from lakefs.ports import Clock
 
+LEADS: Final = "this replica leads the names now"
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -107,7 +108,7 @@ async def leading(
                     nursery.start_soon(_end_with_log, metadata, log)
                     end = partial(log.lose, CoordinatorLost("another replica of the names was asked to lead"))
                     nursery.start_soon(call_when_wanted_elsewhere, place.coordinator, keys, place.replica, end)
-                    _log.info("this replica leads the names now", term=term, sequence=metadata.durable_sequence)
+                    _log.info(LEADS, shard=place.shard, term=term, sequence=metadata.durable_sequence)
                     async with _giving_rights(metadata, log):
                         yield
                     nursery.cancel_scope.cancel()

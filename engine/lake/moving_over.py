@@ -20,6 +20,7 @@ import structlog
 from engine.coordinator.coordinator import IsAbsent, Put
 from engine.coordinator.coordinator_table import entry_of
 from engine.coordinator.moving import Side, charge_of, move, take_charge
+from engine.coordinator.names_shards import shards_of
 from engine.coordinator.records import CHARGE_KEY, Charge, ChargeRecord, decode
 from engine.format.group_parts import FIRST_SHARD, LogKeys
 from engine.group_log.handing_over import asking_to_lead
@@ -32,6 +33,7 @@ from engine.lake.plan import LakePlan
 from engine.lake.replica_host import machine_place
 from engine.metadata.metadata_store import Metadata
 from engine.superblock.superblock import Superblock
+from lakefs.errors import PreconditionFailed
 from lakefs.ids import ReplicaId
 
 _KEYS: Final = LogKeys(FIRST_SHARD)
@@ -69,7 +71,10 @@ async def _name_origin(etcd: LakeEtcd, replica: ReplicaId) -> None:
 
 
 async def _moved_back(plan: LakePlan, etcd: LakeEtcd) -> None:
-    """Move the lake to the table.  An etcd is not asked if the table is in charge, and nothing was being moved."""
+    """Move the lake to the table.  An etcd is not asked if the table is in charge, and nothing was being moved.
+
+    PreconditionFailed for a lake of several names shards.
+    """
 
     @asynccontextmanager
     async def led(metadata: Metadata, superblock: Superblock) -> AsyncIterator[None]:
@@ -80,6 +85,8 @@ async def _moved_back(plan: LakePlan, etcd: LakeEtcd) -> None:
             yield
             return
         await when_reached(etcd.reach)
+        if (count := await shards_of(etcd.side.coordinator)) > 1:
+            raise PreconditionFailed(f"the names of this lake are in {count} shards, and without etcd there is one")
         place = machine_place(plan, etcd.side.coordinator, superblock)
         async with asking_to_lead(place.coordinator, place.clock, _KEYS, place.replica), leading(metadata, place):
             yield

@@ -93,7 +93,7 @@ class NamesTerms:
             await upkeep.begin()
             await buckets.begin(_buckets_of(store))
 
-        return Term(service, partial(_keep_lake, upkeep, etcd.coordinator, store, in_lake.run), begin)
+        return Term(service, partial(keep_lake, upkeep, etcd.coordinator, store, in_lake.run), begin)
 
     def _other(self, shard: NamesShard, names: LocalNames, checkpoints: Group) -> Term:
         store, gate, etcd = names.store, BindGate(), self.etcd
@@ -174,7 +174,7 @@ def _buckets_of(store: KeyedStore) -> list[str]:
         return [bucket.name for bucket in list_buckets(view)]
 
 
-async def _keep_lake(upkeep: LakeUpkeep, coordinator: Coordinator, store: KeyedStore, *beside: _Run) -> None:
+async def keep_lake(upkeep: LakeUpkeep, coordinator: Coordinator, store: KeyedStore, *beside: _Run) -> None:
     """Keep the lake whole, and its records in the names, until cancelled; run what is given beside that."""
     async with open_table(store) as table, trio.open_nursery() as nursery:
         nursery.start_soon(Repeating(coordinator, table, store.clock).run)

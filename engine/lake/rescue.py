@@ -27,6 +27,7 @@ import trio
 from engine.coordinator.lake_state import LakeState
 from engine.coordinator.moving import charge_of, refuse_other_lake
 from engine.coordinator.names_coordinator import NamesCoordinator
+from engine.coordinator.names_shards import shards_of
 from engine.coordinator.records import Charge, MemberRecord, RepeatedRecord
 from engine.coordinator.rescuing import repeated_in, rescue
 from engine.host.clock import SystemClock
@@ -146,13 +147,18 @@ async def begun_again(
 ) -> MachineRecord:
     """Do as `rescued`, while the machine is locked.
 
-    `begin_anew`: names are made here, by that.  `newer`: see `rescue`.
+    `begin_anew`: names are made here, by that.  `newer`: see `rescue`.  PreconditionFailed for several names shards.
     """
     turns: list[int] = []
 
     @asynccontextmanager
     async def rescuing(metadata: Metadata, superblock: Superblock) -> AsyncIterator[None]:
         table = NamesCoordinator(metadata, SystemClock())
+        if (count := await shards_of(table)) > 1:
+            raise PreconditionFailed(
+                f"the names of this lake are in {count} shards, and the replica here has those of the first: content "
+                "that only others name would be removed; this release does not rescue such a lake"
+            )
         charge = await rescue(table, plan.lake_id, TABLE, newer)
         table.close()
         await skip_numbers(metadata)

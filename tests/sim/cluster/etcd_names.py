@@ -27,8 +27,8 @@ from engine.etcd.etcd_coordinator import EtcdCoordinator
 from engine.head.names_link import ConnectNames
 from engine.host.tasks import plain_errors
 from engine.lake.names_here import TABLE, open_table
-from engine.lake.names_replica import NamesReplica, Term, running_replica
-from engine.lake.parts import _keep_lake
+from engine.lake.names_replica import NamesReplica, Term
+from engine.lake.names_terms import keep_lake
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.members.member_links import MemberLinks, open_member_links
@@ -45,7 +45,7 @@ from tests.sim.cluster.lake_records import keep_registered, make_lake
 from tests.sim.cluster.places import LAKE, REPLICA_HOSTS, MemberPlace, Surroundings, connecting
 from tests.sim.cluster.process import SimProcess
 from tests.sim.replicas.faults import KEYS, watch_caught_up
-from tests.sim.replicas.places import DriftingClock, ReplicaPlace, Surroundings as Machines
+from tests.sim.replicas.places import DriftingClock, ReplicaPlace, Surroundings as Machines, running_replica
 from tests.sim.replicas.quiet import heal, wait_equal, wait_trimmed
 from tests.sim.world.stopped_tasks import stopping_tasks
 
@@ -128,7 +128,7 @@ class LakeReplica(ReplicaPlace):
         async def keep_whole() -> None:
             self.upkeep, self.led_since = upkeep, trio.current_time()
             try:
-                await _keep_lake(upkeep, coordinator, store)
+                await keep_lake(upkeep, coordinator, store)
             finally:
                 self.upkeep = None
 

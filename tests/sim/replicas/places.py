@@ -13,11 +13,12 @@ import trio
 
 from engine.coordinator.names_leader import NamesLeader, open_names_leader
 from engine.coordinator.records import LeaderRecord
+from engine.format.group_parts import FIRST_SHARD
 from engine.format.layouts import Table
 from engine.format.sizes import StoreSizes
 from engine.head.leader_link import names_led_by
 from engine.head.names_link import ConnectNames, NamesConnection
-from engine.lake.names_replica import NamesReplica, Term, running_replica
+from engine.lake.names_replica import NamesReplica, Term
 from engine.lake.replica_host import Drain
 from engine.metadata.metadata_store import Metadata
 from engine.mirror.copy_calls import InTurn
@@ -108,8 +109,19 @@ class _Process(SimProcess):
         return super().is_gone or self._disk.is_dead
 
 
+@asynccontextmanager
+async def running_replica(replica: NamesReplica) -> AsyncIterator[None]:
+    """Run a replica during the block, and stop it cleanly at its end."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(replica.run)
+        yield
+        await replica.stop()
+
+
 class ReplicaPlace:
     """A machine that has a replica.  Processes run there, one after the other; `ReplicaHost` for each of them."""
+
+    shard = FIRST_SHARD
 
     def __init__(self, world: Surroundings, number: int) -> None:
         self.world = world

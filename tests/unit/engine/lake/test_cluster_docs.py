@@ -16,7 +16,7 @@ import pytest
 from grpc import StatusCode
 
 from cli.operate.cluster import cluster
-from cli.operate.lake_lines import lake_lines, outlives, replica_lines
+from cli.operate.lake_lines import lake_lines, names_outlive, outlives, replica_lines
 from cli.operate.replacing import check_room, smaller_by
 from cli.operate.rescue import WHAT_A_CHECKPOINT_LACKS, WHAT_IS_LOST, checkpoint_lines, rescue_lines
 from cli.serve.serve import serve
@@ -232,6 +232,12 @@ def test_lines_of_the_replicas_of_names_are_quoted() -> None:
     members = [{"machine": f"m{number}", "addresses": [f"tcp://10.0.0.{number}:9101"]} for number in (4, 5, 6)]
     for line in replica_lines({"members": members, "names": names}):
         assert is_quoted(line)
+    second = {"shard": 1, "replicas": replicas[:1], "tail": {"groups": 12, "bytes": 3_174}, "outlives_machines": 0}
+    both = {**names, "shards": [second]}
+    lines = replica_lines({"members": members, "names": both})
+    assert lines[0].split()[:2] == ["names", "0"]
+    assert all(is_quoted(line) for line in lines[-2:])
+    assert names_outlive(both) == 0
     walker = {"dirty_partitions": 0}
     said = outlives({"outlives": {"devices": 2, "machines": 1}, "names": names, "walker": walker})
     assert said == "outlives 2 more devices, 1 machine; names: 1 of 3 machines"
