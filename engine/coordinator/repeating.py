@@ -9,7 +9,7 @@ Rules kept here:
 - A change is repeated within REPEAT_EVERY_S, unless the names take none just then; changes of that time are put
   together, so the log gets one group or a few for them.
 - A number is never repeated before what it refers to: tables of ring epochs come before the number of the newest.
-- With each change, and each SIGN_EVERY_S, the table notes the time, and how far each replica was.
+- With each change, and each SIGN_EVERY_S, the table notes the time, and how far each replica of each names shard was.
 - Errors of both coordinators are logged once, and it is tried again.
 """
 
@@ -24,6 +24,7 @@ import trio
 from engine.coordinator.coordinator import END, Coordinator, Delete, Entry, HasValue, Operation, Put, ReadAnew
 from engine.coordinator.lake_state import pages
 from engine.coordinator.lasting import BEGIN, batches, lasting, lasts
+from engine.coordinator.names_shards import shards_of
 from engine.coordinator.records import (
     CHARGE_KEY,
     EPOCHS,
@@ -37,10 +38,10 @@ from engine.coordinator.records import (
     decode,
     encode,
 )
-from engine.format.group_parts import FIRST_SHARD, LogKeys
+from engine.format.group_parts import LogKeys
 from engine.host.tasks import plain_errors
 from lakefs.errors import EngineBusy, LakeError
-from lakefs.ids import Revision
+from lakefs.ids import NamesShard, Revision
 from lakefs.ports import Clock
 
 REPEAT_EVERY_S: Final = 1.0
@@ -50,7 +51,6 @@ to the minute."""
 _PAUSE_S: Final = 1.0
 _RANGES: Final = ((BEGIN, NAMES[0]), (NAMES[1], END))
 """All keys but those of the names: their log has each group."""
-_KEYS: Final = LogKeys(FIRST_SHARD)
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -177,13 +177,14 @@ class Repeating:
         self._unknown.difference_update([change.key for change in changes])
 
     async def _replicas(self) -> tuple[RepeatedReplica, ...]:
-        begin, end = _KEYS.replicas
         found: list[RepeatedReplica] = []
-        async for page in pages(self._source, begin, end):
-            for entry in page.entries:
-                record, replica = decode(ReplicaRecord, entry.value), _KEYS.replica_of(entry.key)
-                if not record.is_removed:
-                    found.append(RepeatedReplica(replica, record.machine, record.kept, record.said_ns))
+        for shard in map(NamesShard, range(await shards_of(self._source))):
+            keys = LogKeys(shard)
+            async for page in pages(self._source, *keys.replicas):
+                for entry in page.entries:
+                    record, replica = decode(ReplicaRecord, entry.value), keys.replica_of(entry.key)
+                    if not record.is_removed:
+                        found.append(RepeatedReplica(replica, record.machine, record.kept, record.said_ns, shard))
         return tuple(found)
 
     def _fail(self, error: LakeError) -> None:

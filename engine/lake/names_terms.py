@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
 
 import trio
 
@@ -37,6 +36,7 @@ from engine.lake.names_checkpoints import NamesCheckpoints
 from engine.lake.names_here import open_table
 from engine.lake.names_replica import Term
 from engine.lake.plan import LakePlan
+from engine.lake.shards_here import begin_numbers
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
 from engine.namespace.buckets import list_buckets
@@ -45,12 +45,9 @@ from engine.requests.bind import BindGate
 from engine.requests.dispatch import Group
 from engine.requests.table import NamesService
 from engine.store.keyed_store import KeyedStore
-from engine.tables.views import Transaction
 from lakefs.ids import GcGeneration, NamesShard
 from lakefs.ports import Offload
 
-NODE_BITS: Final = 40
-"""Names of one shard over its life: 10^12."""
 _Run = Callable[[], Awaitable[None]]
 
 
@@ -128,14 +125,7 @@ async def begin_shard(
     try:
         if (await table.get(CHARGE_KEY)).entry is not None:
             return
-
-        def decide(txn: Transaction) -> None:
-            first = txn.new_node_ids(1)
-            if first < shard << NODE_BITS:
-                txn.new_node_ids((shard << NODE_BITS) - first - 1)
-
-        _, sequence = await store.metadata.commit(decide)
-        await store.metadata.wait_durable(sequence)
+        await begin_numbers(store.metadata, shard)
         await joined.join(generation)
         await table.transact([IsAbsent(CHARGE_KEY)], [Put(CHARGE_KEY, encode(charge))])
     finally:

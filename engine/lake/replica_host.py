@@ -142,10 +142,12 @@ def replica_place(
     return ReplicaPlace(coordinator, clock, lake, replica, record.machine, encode(record), _holder, shard)
 
 
-def machine_place(plan: LakePlan, coordinator: Coordinator, superblock: Superblock) -> ReplicaPlace:
-    """Return the surroundings of the log of the first shard's replica in a store of this machine."""
-    record = _leader_record(plan, superblock, FIRST_SHARD)
-    return replica_place(coordinator, BoottimeClock(), plan.lake_id, record)
+def machine_place(
+    plan: LakePlan, coordinator: Coordinator, superblock: Superblock, shard: NamesShard = FIRST_SHARD
+) -> ReplicaPlace:
+    """Return the surroundings of the log of a shard's replica in a store of this machine."""
+    record = _leader_record(plan, superblock, shard)
+    return replica_place(coordinator, BoottimeClock(), plan.lake_id, record, shard)
 
 
 def _leader_record(plan: LakePlan, superblock: Superblock, shard: NamesShard) -> LeaderRecord:
