@@ -18,6 +18,7 @@ from engine.coordinator.lake_state import LakeState
 from engine.coordinator.records import MemberRecord
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_gc.lake_gc import LakeGc, LakeGcReport
+from engine.lake_gc.names_port import OtherNames, no_other_names
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
 from engine.members.ports import Got, NewChunk, Wanted
 from engine.namespace.buckets import find_bucket
@@ -193,6 +194,7 @@ class SmallLake:
         self.gate: BindGate
         self.joined: JoinedGeneration
         self.settings = UpkeepSettings(name="small")
+        self.others: OtherNames = no_other_names
         self.upkeep: LakeUpkeep
         self.gc: LakeGc
         self._names_process = Process()
@@ -214,6 +216,7 @@ class SmallLake:
             self.joined,
             InlineOffload(),
             replace(self.settings, gc_batch=self._batch),
+            others=self.others,
         )
         self.gc = self.upkeep.gc
         service = NamesService(self.names, gate=self.gate, upkeep=self.upkeep.requests, more_status=self.upkeep.status)
@@ -252,7 +255,7 @@ class SmallLake:
     async def retire(self) -> None:
         """Retire the oldest epoch."""
         oldest = self.members.tables.pop()
-        assert await self.state.retire_epoch(oldest.ring_epoch)
+        assert await self.state.retire_epoch(oldest.ring_epoch, shards=await self.state.names_shards())
 
     async def move_strays(self) -> None:
         """Move each shard that is not at its home of the newest epoch, as the walker does (rule 4)."""

@@ -39,6 +39,7 @@ from engine.coordinator.records import (
     OPENINGS,
     PRESENT,
     SETTINGS_KEY,
+    SHARDS_KEY,
     WALK_KEY,
     WALKER_KEY,
     DirtyRecord,
@@ -51,6 +52,7 @@ from engine.coordinator.records import (
     MemberState,
     OpeningRecord,
     SettingsRecord,
+    ShardsRecord,
     WalkRecord,
     decode,
     dirty_key,
@@ -204,14 +206,22 @@ class LakeState:
         """Return the tables of all ring epochs that are not retired, the oldest first."""
         return {epoch_of_key(entry.key): entry.value async for entry in self._all(*EPOCHS)}
 
-    async def retire_epoch(self, epoch: RingEpoch) -> bool:
-        """Remove the table of an older ring epoch; False if it is the newest, or is not there (any more)."""
+    async def retire_epoch(self, epoch: RingEpoch, *, shards: int = 1) -> bool:
+        """Remove the table of an older ring epoch; False if it is the newest, or is not there (any more).
+
+        `shards`: the number of names shards that refuse it.  False, too, when the lake has another number of them.
+        """
         newest, _ = await self._epoch()
         table = (await self._coordinator.get(epoch_key(epoch))).entry
-        if epoch >= newest or table is None:
+        count, counted = await self._shards()
+        if epoch >= newest or table is None or count != shards:
             return False
-        done = await self._coordinator.transact([_as_read(epoch_key(epoch), table)], [Delete(epoch_key(epoch))])
-        return done.succeeded
+        compares = [_as_read(epoch_key(epoch), table), _as_read(SHARDS_KEY, counted)]
+        return (await self._coordinator.transact(compares, [Delete(epoch_key(epoch))])).succeeded
+
+    async def names_shards(self) -> int:
+        """Return the number of names shards; it never falls."""
+        return (await self._shards())[0]
 
     # --- generation --------------------------------------------------------------------------------------
 
@@ -321,6 +331,10 @@ class LakeState:
     async def _generation(self) -> tuple[GcGeneration, Entry | None]:
         entry = (await self._coordinator.get(GENERATION_KEY)).entry
         return (NO_GENERATION if entry is None else decode(GenerationRecord, entry.value).number), entry
+
+    async def _shards(self) -> tuple[int, Entry | None]:
+        entry = (await self._coordinator.get(SHARDS_KEY)).entry
+        return ShardsRecord().count if entry is None else decode(ShardsRecord, entry.value).count, entry
 
     async def _replace(self, key: bytes, entry: Entry | None, value: bytes) -> bool:
         """Put a key if it is still as it was read; returns True if it was put."""

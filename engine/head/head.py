@@ -115,6 +115,13 @@ NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
     m.FollowTurns,
     m.CloseTurns,
     m.JoinTurns,
+    m.JoinGeneration,
+    m.RefuseEpochs,
+    m.BeginRoots,
+    m.NextRoots,
+    m.NameRoot,
+    m.CheckNames,
+    m.ReadNamedChunks,
 )
 """Requests that a head refuses."""
 PASSED_ON: Final[tuple[type[m.Request], ...]] = (

@@ -2,17 +2,20 @@
 
     lock          one cycle at a time (`lake_gc_lock`)
     generation    G becomes g, with the tables of that moment (`LakeState.begin_gc`): they say who may free what
-    join          names join g, durably: they bind nothing on answers below g - 1 any more (`joined_generation`)
+    join          the names of each shard join g, durably: they bind nothing on answers below g - 1 any more
     begin         members remember what they have (`GcBegin`); those that are away are left out, and free nothing
     walk          every blob that a name, a part of an upload or a lease refers to, and what is below its manifest, is
-                  marked at the members that may free it (`engine.upkeep.roots`, `lake_gc_manifests`, `lake_gc_marks`)
-    sync          what the walk saw is durable: a name whose removal it saw does not come back
+                  marked at the members that may free it (`engine.upkeep.roots`, `lake_gc_manifests`, `lake_gc_marks`);
+                  one shard behind the other, each until what its walk saw is durable: a name whose removal it saw
+                  does not come back
     sweep         members that have all marks free the rest, born before they began, and not touched since g - 1
     damaged       damaged shards elsewhere, of chunks that were not marked, are dropped (`lake_gc_damaged`)
 
 Rules kept here:
 - The walk begins when names have joined and members have begun, and ends before any of them sweeps.
 - Nothing is swept behind an error of the walk: it may have hidden content that is referred to.
+- Each names shard joins and is walked, or nothing is swept; why that suffices: `names_port`.  Their number is read when
+  the generation is made: a shard that is added later begins with it.
 - Names that do not lead any more join no generation, and their walk ends with the first read (CoordinatorLost); what it
   saw is durable before the sweep, so the next leader has it too.
 - A walk has an id of its own and is never continued.  When this process dies, or names start again, the next cycle
@@ -34,23 +37,22 @@ import trio
 from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.held_lease import HeldLease
 from engine.coordinator.lake_state import LakeState
+from engine.format.group_parts import FIRST_SHARD
 from engine.host.failpoints import reached
-from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.host.tasks import run_all
 from engine.lake_gc.lake_gc_damaged import DamagedShards
 from engine.lake_gc.lake_gc_homes import CycleHomes
 from engine.lake_gc.lake_gc_lock import hold_gc_lock
 from engine.lake_gc.lake_gc_manifests import ManifestWalk
 from engine.lake_gc.lake_gc_marks import Marks, MemberMarks, open_marks
+from engine.lake_gc.names_in_process import NamesInProcess
+from engine.lake_gc.names_port import OtherNames, ShardNames, no_other_names
 from engine.members.ports import Members, Stripes
-from engine.metadata.metadata_store import Metadata
 from engine.metadata.pacing import Pacing
-from engine.sessions.references import References
-from engine.upkeep.roots import Owner, Root, Roots
-from engine.uploads.expiry import UploadExpiry
+from engine.upkeep.roots import Owner, Root
 from lakefs.cluster.table_format import unpack
 from lakefs.errors import EngineBusy, LakeError
-from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, chunk_of, kind_of
-from lakefs.limits import GC_BATCH
+from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, GcGeneration, NamesShard, chunk_of, kind_of
 from lakefs.ports import Clock
 from lakefs.wire import messages as m
 
@@ -96,23 +98,17 @@ class LakeGc:
         coordinator: Coordinator,
         members: Members,
         stripes: Stripes,
-        metadata: Metadata,
-        references: References,
-        joined: JoinedGeneration,
-        expiry: UploadExpiry,
+        names: NamesInProcess,
         clock: Clock,
-        *,
-        batch: int = GC_BATCH,
+        others: OtherNames = no_other_names,
     ) -> None:
+        """`names`: those of names shard 0; `others` has the ones of all further shards."""
         self._coordinator = coordinator
         self._members = members
         self._stripes = stripes
-        self._metadata = metadata
-        self._references = references
-        self._joined = joined
-        self._expiry = expiry
+        self._names = names
+        self._others = others
         self._clock = clock
-        self._batch = batch
         self._lock = trio.Lock()
         self.last: LakeGcReport | None = None
         """The last cycle of this process that ended well, since it began."""
@@ -127,25 +123,25 @@ class LakeGc:
         """Run one cycle; a second caller waits first.  What it freed is durable on return.
 
         EngineBusy while another process collects; EngineUnreachable without the coordinator; PreconditionFailed while
-        the lake has no table; StoreReadOnly, IndexDamaged; ChunkNotFound, ChunkDamaged, ClusterDegraded, naming an
-        object, when its manifest cannot be read.  With each of these, and when cancelled before the sweep, nothing was
-        freed; when cancelled during it, members may go on with it.
+        the lake has no table; StoreReadOnly, IndexDamaged; those of `ShardNames`; ChunkNotFound, ChunkDamaged,
+        ClusterDegraded, naming an object, when its manifest cannot be read.  With each of these, and when cancelled
+        before the sweep, nothing was freed; when cancelled during it, members may go on with it.
         """
         async with self._lock, hold_gc_lock(self._coordinator, self._clock) as lease:
             state = LakeState(self._coordinator)
             generation, packed = await state.begin_gc()
             asked = [record.member for record in await state.members()]
             homes = CycleHomes([unpack(table) for table in packed.values()])
-            report = LakeGcReport(generation, expired_uploads=await self._expiry.run())
-            self._references.expire()
-            await self._joined.join(generation)
+            shards = [self._names_of(shard) for shard in range(await state.names_shards())]  # behind the generation
+            report = LakeGcReport(generation)
+            await self._join(shards, generation, report)
             reached("lake-gc.joined")
             async with open_marks(self._members, generation, homes) as marks:
                 damaged = DamagedShards(self._members, generation, homes)
                 await damaged.find([member for member in asked if self._members.is_up(member)])
-                await self._walk(marks, damaged, lease, report)
+                await self._walk(shards, marks, damaged, lease, report)
                 reached("lake-gc.marked")
-                await self._metadata.sync()
+                await self._names.sync()  # a process that is known to lead no more sweeps nothing
                 _check_held(lease)
                 if marks.receivers:  # else the walk was not made
                     report.freed_damaged = await damaged.drop()
@@ -174,17 +170,25 @@ class LakeGc:
                 kept=kept,
             )
 
-    async def _walk(self, marks: Marks, damaged: DamagedShards, lease: HeldLease, report: LakeGcReport) -> None:
+    def _names_of(self, shard: int) -> ShardNames:
+        return self._names if shard == FIRST_SHARD else self._others(NamesShard(shard))
+
+    async def _join(self, shards: Sequence[ShardNames], generation: GcGeneration, report: LakeGcReport) -> None:
+        """Let all names join a generation; returns when each of them has."""
+
+        async def join(names: ShardNames) -> None:
+            expired = await names.join(generation)
+            report.expired_uploads += expired
+
+        await run_all(join, shards)
+
+    async def _walk(
+        self, shards: Sequence[ShardNames], marks: Marks, damaged: DamagedShards, lease: HeldLease, report: LakeGcReport
+    ) -> None:
         """Mark what is referred to; returns when the members that are left have all marks."""
-        roots = Roots(self._metadata, self._references, batch=self._batch)
-        pacing = Pacing(self._metadata)
-        walk = _Walk(marks, damaged, ManifestWalk(self._metadata, self._stripes), pacing, lease, report)
-        with roots.noting():
-            await roots.nodes(pacing, walk.visit)
-        await roots.parts(pacing, walk.visit)
-        await roots.leases(pacing, walk.visit)
-        await roots.rebound(walk.visit)
-        assert roots.all_visited, "every blob is marked before the sweep"
+        manifests, pacing = ManifestWalk(self._stripes), self._names.pacing()
+        for names in shards:
+            await names.walk(_Walk(names, marks, damaged, manifests, pacing, lease, report).visit, pacing)
         await marks.finish()
 
     async def _sweep(self, marks: Marks, homes: CycleHomes) -> list[MemberReport]:
@@ -213,10 +217,11 @@ class LakeGc:
 
 
 class _Walk:
-    """Marks the roots that one walk meets, with what is below them."""
+    """Marks the roots that the walk through one shard meets, with what is below them."""
 
     def __init__(
         self,
+        names: ShardNames,
         marks: Marks,
         damaged: DamagedShards,
         manifests: ManifestWalk,
@@ -224,6 +229,7 @@ class _Walk:
         lease: HeldLease,
         report: LakeGcReport,
     ) -> None:
+        self._names = names
         self._marks = marks
         self._damaged = damaged
         self._manifests = manifests
@@ -250,7 +256,7 @@ class _Walk:
         self._report.marked_chunks += len(roots)
         await self._marks.flush()
         if tops:
-            await self._manifests.below(tops, self._visit_children)
+            await self._manifests.below(tops, self._visit_children, self._names.name_of)
             self._report.manifests = self._manifests.read_count
 
     def _mark(self, chunk: ChunkId) -> None:

@@ -12,34 +12,31 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 import trio
 
-from engine.fsck.report import Problem
-from engine.fsck.upload_check import UploadCheck
-from engine.fsck.version_check import VersionCheck
 from engine.lake_gc.lake_gc_bounds import MANIFESTS_SEEN_MAX
 from engine.members.ports import Got, Stripes, Wanted
-from engine.metadata.metadata_store import Metadata
-from engine.namespace.walk import paths_of
 from engine.upkeep.roots import Owner
 from lakefs.content.manifest import Manifest, parse
 from lakefs.errors import ChunkDamaged, InvalidArgument, LakeError
-from lakefs.ids import BlobId, ChunkId, ChunkKind, id_text, kind_of
+from lakefs.ids import ChunkId, ChunkKind, id_text, kind_of
 
 _AT_ONCE: Final = 8
 """Manifests read at once: 2.5 MiB, and 1.6 MiB of parsed entries of one of them."""
 _PAUSES_S: Final = (1.0, 10.0)
 """Pauses before manifests are read again that could not be read now."""
 VisitChunks = Callable[[list[ChunkId]], Awaitable[None]]
+NameOf = Callable[[Owner], Awaitable[str]]
+"""Returns the name of an owner, for a message."""
 
 
 class ManifestWalk:
     """The manifests of one walk."""
 
-    def __init__(self, metadata: Metadata, stripes: Stripes) -> None:
-        self._metadata = metadata
+    def __init__(self, stripes: Stripes) -> None:
         self._stripes = stripes
         self._seen: set[ChunkId] = set()
         self._seen_before: set[ChunkId] = set()
@@ -54,17 +51,18 @@ class ManifestWalk:
         self._seen.add(chunk)
         return True
 
-    async def below(self, tops: Sequence[tuple[ChunkId, Owner]], visit: VisitChunks) -> None:
+    async def below(self, tops: Sequence[tuple[ChunkId, Owner]], visit: VisitChunks, name_of: NameOf) -> None:
         """Visit the ids of all chunks below manifests: those of one manifest at a time, each once.
 
-        LakeErrors of `Stripes.read`, and ChunkDamaged for bytes that are no manifest: they name an owner.
+        `name_of` returns the name of their owners.  LakeErrors of `Stripes.read`, and ChunkDamaged for bytes that are
+        no manifest: they name an owner.
         """
         pending = [*tops]
         while pending:
             reading, pending = pending[-_AT_ONCE:], pending[:-_AT_ONCE]
             pieces = await self._read([chunk for chunk, _ in reading])
             for (chunk, owner), piece in zip(reading, pieces, strict=True):
-                children = await self._children(chunk, owner, piece)
+                children = await self._children(chunk, partial(name_of, owner), piece)
                 if kind_of(children[0]) is ChunkKind.MANIFEST:
                     pending += [(child, owner) for child in children if self.is_new(child)]
                 await visit(children)
@@ -82,13 +80,15 @@ class ManifestWalk:
             await trio.sleep(pause_s)
         return pieces
 
-    async def _children(self, chunk: ChunkId, owner: Owner, piece: Got | LakeError) -> list[ChunkId]:
+    async def _children(
+        self, chunk: ChunkId, name: Callable[[], Awaitable[str]], piece: Got | LakeError
+    ) -> list[ChunkId]:
         """Return the chunks that a manifest lists, each once."""
         self.read_count += 1
         try:
             manifest = _parsed(chunk, piece)
         except LakeError as error:
-            subject = await name_of(self._metadata, owner)
+            subject = await name()
             raise type(error)(
                 f"nothing is freed: a manifest of {subject} cannot be read, so what it refers to is not known "
                 f"({error.message})",
@@ -104,17 +104,3 @@ def _parsed(chunk: ChunkId, piece: Got | LakeError) -> Manifest:
         return parse(piece.payload)
     except InvalidArgument as error:
         raise ChunkDamaged(f"manifest {id_text(chunk)}: {error.message}", subject=id_text(chunk)) from error
-
-
-async def name_of(metadata: Metadata, owner: Owner) -> str:
-    """Return `BUCKET/KEY` of an owner, as far as it has a name."""
-    if owner is None:
-        return "an object that is open for reading"
-    if isinstance(owner, bytes):
-        return await UploadCheck(metadata, _no_problem).name_of(owner)
-    paths = await paths_of(metadata, [owner]) or await VersionCheck(metadata).paths_of([owner])
-    return paths.get(owner, f"node {owner}, whose name was removed")
-
-
-async def _no_problem(blob: BlobId, size_bytes: int) -> Problem | None:
-    return None

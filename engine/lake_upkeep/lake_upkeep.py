@@ -9,7 +9,8 @@ Rules kept here:
 - One process walks and changes states and tables: the one with the walker's lease.  Silence of members counts from
   then on: what happened before, this process has not seen.
 - Names refuse answers of a ring epoch before it is retired; what is retired when names start is refused from then on:
-  in a lake with etcd only who leads the names retires, and the next one reads what is retired before it serves.
+  in a lake with etcd only who leads the names retires, and the next one reads what is retired before it serves.  Other
+  names shards have it in their logs (`engine.lake_gc.names_port`).
 - Errors of the coordinator and of members are logged, and all is tried again; nothing but a bug ends `run`.
 """
 
@@ -25,9 +26,12 @@ import trio
 
 from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.lake_state import LakeState
-from engine.host.tasks import plain_errors
+from engine.format.group_parts import FIRST_SHARD
+from engine.host.tasks import plain_errors, run_all
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_gc.lake_gc import LakeGc
+from engine.lake_gc.names_in_process import NamesInProcess
+from engine.lake_gc.names_port import OtherNames, no_other_names
 from engine.lake_upkeep.lake_fsck import LakeFsck
 from engine.lake_upkeep.lake_scrub import LakeScrub
 from engine.lake_upkeep.lake_status import LakeStatus
@@ -38,14 +42,13 @@ from engine.members.read_memory import Take, take_anew
 from engine.requests.bind import BindGate
 from engine.requests.dispatch import Group
 from engine.store.names_store import NamesStore
-from engine.uploads.expiry import UploadExpiry
 from engine.walker.membership import Membership, MembershipSettings
 from engine.walker.walker import Walker
 from engine.walker.walker_pace import Pace
 from engine.walker.walker_pass import PassSettings, WalkerPass
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.errors import LakeError
-from lakefs.ids import new_id16
+from lakefs.ids import NamesShard, RingEpoch, new_id16
 from lakefs.limits import GC_BATCH
 from lakefs.ports import Offload
 from lakefs.wire.engine_port import nothing
@@ -100,8 +103,11 @@ class LakeUpkeep:
         etcd_state: Callable[[], dict[str, Any]] | None = None,
         on_change: OnChange | None = None,
         take: Take = take_anew,
+        others: OtherNames = no_other_names,
     ) -> None:
         """`gate` and `joined` are those of the names' service.  `take`: memory for shards that the walker reads.
+
+        `names`: those of names shard 0; `others` has the ones of all further shards.
 
         `names_state`: where names lie, for status (`LocalNames.state`).  `etcd_state`: the state of the lake's etcd,
         with which names have replicas; None: it has none.  `on_change`: calls a function after each change of the
@@ -113,29 +119,20 @@ class LakeUpkeep:
         self._coordinator = coordinator
         self._members = members
         self._gate = gate
+        self._others = others
         self._settings = settings
         self._on_change = on_change
         self._changed = trio.Event()
         gate.retire_below(members.tables[-1].ring_epoch)
         self.state: Final = LakeState(coordinator)
-        expiry = UploadExpiry(names.metadata, clock, settings.upload_expiry_s, batch=settings.gc_batch)
-        self.gc: Final = LakeGc(
-            coordinator,
-            members,
-            stripes,
-            names.metadata,
-            names.references,
-            joined,
-            expiry,
-            clock,
-            batch=settings.gc_batch,
-        )
+        own = NamesInProcess(names, joined, expiry_s=settings.upload_expiry_s, batch=settings.gc_batch)
+        self.gc: Final = LakeGc(coordinator, members, stripes, own, clock, others)
         pace = Pace(clock, rate_bytes_per_s=settings.walk_rate_bytes_per_s, share=settings.walk_share)
         code = ErasureCode(table.protection.data, table.protection.parity)
         self.walker: Final = Walker(members, self.state, code, offload, pace, take=take)
         self.walks: Final = WalkerPass(self.walker, members, self.state, clock, new_id16(), settings.walks)
         self.membership: Final = Membership(
-            members, self.state, self.walker, clock, settings.membership, retiring=gate.retire_below
+            members, self.state, self.walker, clock, settings.membership, retiring=self._retiring
         )
         self.scrub: Final = LakeScrub(members, self.state)
         self.fsck: Final = LakeFsck(members, self.state, stripes, names, code, self.walker)
@@ -190,6 +187,12 @@ class LakeUpkeep:
                         await self._changed.wait()
         finally:
             ended()
+
+    async def _retiring(self, epoch: RingEpoch, shards: int) -> None:
+        """Let the names of all shards refuse answers of older epochs; returns when they do."""
+        self._gate.retire_below(epoch)
+        others = [self._others(NamesShard(shard)) for shard in range(FIRST_SHARD + 1, shards)]
+        await run_all(lambda names: names.refuse_below(epoch), others)
 
     def _note_change(self) -> None:
         self._changed.set()

@@ -58,9 +58,14 @@ OF_REPLICAS: Final = (m.OpenCheckpoint, m.ReadCheckpoint)
 """Requests of a replica of a lake's names to the one that leads."""
 OF_TURNS: Final = (m.OpenTurns, m.FollowTurns, m.CloseTurns, m.JoinTurns)
 """Requests of heads that repeat the stamps of a lake's names."""
+OF_NAMES_SHARDS: Final = (
+    *(m.JoinGeneration, m.RefuseEpochs, m.BeginRoots, m.NextRoots, m.NameRoot),
+    *(m.CheckNames, m.ReadNamedChunks),
+)
+"""Requests of the leader of names shard 0 to those of the others."""
 _NOT_SERVED: Final = (
     *(m.Watch, m.ChangeMember, m.SetLake, m.AddNamesShard, m.OpenKeyHomes),
-    *(*BOUND_BY_HEADS, *OF_THE_COORDINATOR, *OF_REPLICAS, *OF_TURNS),
+    *(*BOUND_BY_HEADS, *OF_THE_COORDINATOR, *OF_REPLICAS, *OF_TURNS, *OF_NAMES_SHARDS),
 )
 _SERVED: Final = [request for request in m.REQUESTS.values() if request not in _NOT_SERVED]
 """`Dispatch.watch` serves Watch, which has more than one reply."""

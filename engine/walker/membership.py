@@ -20,6 +20,7 @@ Rules kept here:
   nobody can make whole (a cancelled put, a lost disk) is freed by gc once no older table is left.  This process notes
   these partitions itself, after it has seen that the epoch is the newest: so a process that ended between an epoch and
   its notes hides nothing.
+- Before that the names of all shards refuse answers under it; as long as one of them cannot be asked, it stays.
 - A member is removed only when it holds nothing and no table names it, or by `accept_loss`.
 - A member that was removed with places is waited for to be replaced, at most `REPLACED_WITHIN_S`: the new one then gets
   these places at once, and nothing is made anew elsewhere first, to be moved again.
@@ -27,7 +28,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -58,8 +59,14 @@ _READ_AT_ONCE: Final = 128
 """Partitions whose notes are read at once; a power of two, as their number is."""
 _LOOKED_AT: Final = 64
 """Shards of a page, when one is enough."""
+Retiring = Callable[[RingEpoch, int], Awaitable[None]]
+"""Lets the names of so many shards refuse answers of epochs before this one, for ever.  LakeErrors if one did not."""
 _STANDING: Final = {MemberState.UP: Standing.IN, MemberState.OUT: Standing.OUT, MemberState.DRAINING: Standing.DRAINING}
 _log: Final = structlog.get_logger(__name__)
+
+
+async def _nothing_to_refuse(_epoch: RingEpoch, _shards: int) -> None:
+    return
 
 
 @dataclass(frozen=True)
@@ -83,15 +90,17 @@ class Membership:
         walker: Walker,
         clock: Clock,
         settings: MembershipSettings | None = None,
-        retiring: Callable[[RingEpoch], None] = lambda _: None,
+        retiring: Retiring = _nothing_to_refuse,
     ) -> None:
-        """`retiring` is called before epochs are retired, with the oldest that stays: names refuse older answers."""
+        """`retiring` lets the names refuse answers of epochs that are to be retired."""
         self._members = members
         self._state = state
         self._walker = walker
         self._clock = clock
         self._settings = settings or MembershipSettings()
         self._retiring = retiring
+        self._refusing_failed = False
+        """Names did not refuse an epoch when they were asked last."""
         self._openings = MemberOpenings(members, state)
         self._silent_since: dict[MemberId, float] = {}
         self.stopped_because = ""
@@ -257,8 +266,22 @@ class Membership:
             self._noted = newest.ring_epoch
         if await self._is_walk_awaited(tables):
             return []
-        self._retiring(newest.ring_epoch)
-        return [t.ring_epoch for t in tables[1:] if await self._state.retire_epoch(t.ring_epoch)]
+        shards = await self._state.names_shards()
+        if not await self._names_refuse(newest.ring_epoch, shards):
+            return []
+        return [t.ring_epoch for t in tables[1:] if await self._state.retire_epoch(t.ring_epoch, shards=shards)]
+
+    async def _names_refuse(self, epoch: RingEpoch, shards: int) -> bool:
+        """Let the names of all shards refuse older answers; False, and logged once, if one cannot be asked."""
+        try:
+            await self._retiring(epoch, shards)
+        except LakeError as error:
+            if not self._refusing_failed:
+                _log.warning("an older table stays: names cannot be asked to refuse its answers", reason=error.message)
+            self._refusing_failed = True
+            return False
+        self._refusing_failed = False
+        return True
 
     async def _is_walk_awaited(self, tables: Sequence[Table]) -> bool:
         """Return True if a partition that changed is dirty, and not only for want of shards.

@@ -234,7 +234,7 @@ def epochs_are_retired_unsaid() -> AbstractContextManager[Any]:
 def epochs_are_retired_unwalked() -> AbstractContextManager[Any]:
     async def retire(self: Membership) -> list[Any]:
         tables = list(self._members.tables)
-        self._retiring(tables[0].ring_epoch)
+        await self._retiring(tables[0].ring_epoch, 1)
         return [table.ring_epoch for table in tables[1:] if await self._state.retire_epoch(table.ring_epoch)]
 
     return instead(Membership, "retire", retire)

@@ -72,7 +72,7 @@ def test_what_is_bound_on_old_answers_is_bound_before_the_generation_is_joined(s
 
 
 def test_a_record_of_another_release_is_refused_by_name() -> None:
-    assert unpack_joined(pack_joined(7)) == 7
+    assert unpack_joined(pack_joined(7)).generation == 7
     with pytest.raises(StoreUnusable, match="joined gc generation has version 2"):
         unpack_joined(msgspec.msgpack.encode([2, 7]))
     with pytest.raises(StoreUnusable, match="joined gc generation cannot be read"):

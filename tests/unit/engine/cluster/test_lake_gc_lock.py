@@ -12,7 +12,7 @@ from engine.coordinator.records import GC_KEY
 from engine.lake_gc.lake_gc import LakeGc
 from engine.lake_gc.lake_gc_bounds import LAKE_GC_LOCK_S
 from engine.lake_gc.lake_gc_lock import hold_gc_lock
-from engine.uploads.expiry import UploadExpiry
+from engine.lake_gc.names_in_process import NamesInProcess
 from lakefs.errors import CoordinatorLost, EngineBusy, EngineUnreachable, PreconditionFailed
 from lakefs.ids import MemberId
 from lakefs.wire import messages as m
@@ -26,10 +26,7 @@ from tests.store_rig import run
 def another_process(lake: SmallLake) -> LakeGc:
     """Return the gc of another process over the same lake."""
     names = lake.names
-    expiry = UploadExpiry(names.metadata, lake.clock, 0.0)
-    return LakeGc(
-        lake.coordinator, lake.members, lake.stripes, names.metadata, names.references, lake.joined, expiry, lake.clock
-    )
+    return LakeGc(lake.coordinator, lake.members, lake.stripes, NamesInProcess(names, lake.joined), lake.clock)
 
 
 @pytest.mark.parametrize("same_process", [True, False])
@@ -115,9 +112,8 @@ def test_a_process_that_was_stopped_past_its_lease_sweeps_nothing_when_it_goes_o
             await lake.put("key", b"content")
             clock = LateClock()
             names = lake.names
-            expiry = UploadExpiry(names.metadata, lake.clock, 0.0)
-            parts = lake.coordinator, lake.members, lake.stripes, names.metadata, names.references, lake.joined
-            gc = LakeGc(*parts, expiry, clock)
+            parts = lake.coordinator, lake.members, lake.stripes, NamesInProcess(names, lake.joined)
+            gc = LakeGc(*parts, clock)
 
             async def hook(member: MemberId, request: m.Request) -> Reply | None:
                 assert not isinstance(request, m.GcSweep)

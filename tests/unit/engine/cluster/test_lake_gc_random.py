@@ -175,7 +175,9 @@ class Writer:
         return [key for key in self.history.names if key.startswith(self.name)]
 
     async def put(self) -> None:
-        content: Content = tuple(self.rng.sample(POOL, self.rng.choice((1, 2, 3))))
+        await self.put_content(tuple(self.rng.sample(POOL, self.rng.choice((1, 2, 3)))))
+
+    async def put_content(self, content: Content) -> None:
         key, (blob, chunks) = self.key(), layout(content)
         for _ in range(20):
             epoch = self.lake.members.tables[0].ring_epoch

@@ -90,14 +90,17 @@ def test_names_refuse_the_answers_of_an_epoch_before_it_is_retired() -> None:
         refused: list[RingEpoch] = []
         original = one.made.state.retire_epoch
 
-        async def retire_epoch(epoch: RingEpoch) -> bool:
+        async def retire_epoch(epoch: RingEpoch, *, shards: int = 1) -> bool:
             assert refused == [2], "names refuse it by then"
-            return await original(epoch)
+            return await original(epoch, shards=shards)
+
+        async def refuse(epoch: RingEpoch, shards: int) -> None:
+            refused.append(epoch)
 
         one.made.state.retire_epoch = retire_epoch  # type: ignore[method-assign]
         await with_a_seventh(one)
         await one.walk()
-        membership = Membership(one.made, one.made.state, one.walker, one.clock, retiring=refused.append)
+        membership = Membership(one.made, one.made.state, one.walker, one.clock, retiring=refuse)
         if not await membership.retire():  # it notes what changed by itself first
             await one.walk()
             assert await membership.retire() == [1]

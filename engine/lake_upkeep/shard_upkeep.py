@@ -1,0 +1,58 @@
+"""`ShardUpkeep`: what the leader of a names shard other than the first adds to the service of its names.
+
+    begin        before it serves: the shard has joined the present generation, and refuses what is retired
+    requests     what the driver of gc, of epochs and of checks asks, the leader of shard 0
+
+Rules kept here:
+- It drives nothing: its shard joins, is walked and checked when it is asked to.
+- A leader refuses what its log says: epochs are retired only when the log of each shard has them, and a walk begins
+  only when the log has joined.  So another leader needs to read nothing from the coordinator.  The first one of a new
+  shard has an empty log, and one that was made from an earlier state of the names an old one: so each reads what is
+  joined and retired all the same, and records it in its log before it serves.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine.coordinator.coordinator import Coordinator
+from engine.coordinator.lake_state import LakeState
+from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.lake_gc.names_in_process import NamesInProcess
+from engine.lake_gc.names_requests import names_group
+from engine.requests.dispatch import Group
+from engine.store.names_store import NamesStore
+from lakefs.limits import GC_BATCH
+
+
+class ShardUpkeep:
+    """The upkeep of one names shard, in the process that leads it.  Used on the loop."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        names: NamesStore,
+        joined: JoinedGeneration,
+        *,
+        upload_expiry_s: float = 0.0,
+        batch: int = GC_BATCH,
+    ) -> None:
+        """`joined` is that of the names' service.  `upload_expiry_s`: age at which uploads are removed; 0: never."""
+        self._state = LakeState(coordinator)
+        self._joined = joined
+        self.names: Final = NamesInProcess(names, joined, expiry_s=upload_expiry_s, batch=batch)
+        """The shard's names, for a driver in this very process."""
+
+    @property
+    def requests(self) -> Group:
+        """Handlers of the driver's requests: `NamesService(..., upkeep=...)`."""
+        return names_group(self.names)
+
+    async def begin(self) -> None:
+        """Join what is joined, and refuse what is retired, durably; before names are served.
+
+        Errors of `Coordinator`, and of the shard's log.
+        """
+        await self._joined.join(await self._state.generation())
+        if tables := await self._state.epoch_tables():
+            await self._joined.refuse_below(min(tables))
