@@ -52,7 +52,7 @@ class ShardedLake(Lake):
     coordinator: MemoryCoordinator
     all_names: list[Names]
     shards: NamesShards
-    """As the first head knows them."""
+    """They are known to the first head so."""
     more_heads: Callable[[NamesShards], AbstractAsyncContextManager[Head]]
     """Opens another head, which knows shards as given."""
     away: set[NamesShard] = field(default_factory=set)

@@ -35,10 +35,12 @@ def status(where: Target, as_json: bool) -> int:
         gateways = found.pop("gateways", [])  # an older engine has none
         lake_part = found.pop("lake", None)  # one engine has none
         heads = found.pop("heads", [])  # only a machine with several has them
+        shards = found.pop("names_shards", [])  # only a lake whose names are divided has them
         of_lake = [] if lake_part is None else lake_lines(lake_part, found.pop("folders", ()))
         for line in [
             *_lines(found),
             *map(_head_line, heads),
+            *map(_shard_line, shards),
             *of_lake,
             *_space_lines(spaces),
             *_gateway_lines(gateways),
@@ -117,6 +119,14 @@ def _gateway_lines(gateways: list[dict[str, Any]]) -> list[str]:
 def _head_line(head: dict[str, Any]) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in head.items() if name != "pid")
     return _line(f"head (process {head['pid']})", counts)
+
+
+def _shard_line(shard: dict[str, Any]) -> str:
+    """Return the line of a part of the lake's names, beside the first one."""
+    name = f"names shard {shard['shard']}"
+    if "unreachable" in shard:
+        return _line(name, f"unreachable: {shard['unreachable']}")
+    return _line(name, f"{shard['state']}, {shard['clients']['connections']} connections")
 
 
 def _line(name: str, value: str) -> str:

@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+import msgspec
+
 from engine.coordinator.names_shards import NamesShards
 from engine.format.group_parts import FIRST_SHARD
 from engine.head import names_routes as routes
@@ -26,12 +28,14 @@ from engine.head.names_link import NamesConnection, NamesLink
 from engine.host.tasks import run_all
 from lakefs.errors import AcrossShards, BucketElsewhere, BucketNotFound, EngineBusy, EngineUnreachable, LakeError
 from lakefs.ids import NamesShard
-from lakefs.limits import NAMES_ROUTES_MAX
 from lakefs.names import is_bucket_name, shown
 from lakefs.wire import messages as m
 
 M = TypeVar("M", bound=m.Message)
 T = TypeVar("T")
+_HAVE_STAMPS: Final = m.OpenObjects, m.StatNames
+_ROUTES_MAX: Final = 6
+"""Times that a bucket is looked for which moves between shards: each time it was removed and made anew."""
 Parts = dict[NamesShard, list[int]]
 """Indexes of the items of a batch by the shard that is asked for them."""
 
@@ -59,11 +63,21 @@ class AskedNames(Protocol):
 class ClientNames:
     """Implements `AskedNames` over the links of one client."""
 
-    def __init__(self, first: NamesLink, link_to: Callable[[NamesShard], NamesLink], shards: NamesShards) -> None:
-        """`first`: the link to the first shard; `link_to` returns one to another."""
+    def __init__(
+        self,
+        first: NamesLink,
+        link_to: Callable[[NamesShard], NamesLink],
+        shards: NamesShards,
+        join: Callable[[NamesLink], Awaitable[bool]],
+    ) -> None:
+        """`first`: the link to the first shard; `link_to` returns one to another.
+
+        `join` returns True if answers on a link have stamps now; errors of its connection.
+        """
         self.shards: Final = shards
         self._first = first
         self._link_to = link_to
+        self._join = join
         self._links = {FIRST_SHARD: first}
         self._has_left = False
 
@@ -141,7 +155,7 @@ class ClientNames:
 
     async def ask_where(self, bucket: str, shard: NamesShard, ask: Callable[[NamesLink], Awaitable[T]]) -> T:
         """Ask a shard about a bucket, and another one if that has it.  Errors of `ask`, and of the coordinator."""
-        for _ in range(NAMES_ROUTES_MAX):
+        for _ in range(_ROUTES_MAX):
             try:
                 return await ask(self.link(shard))
             except (BucketNotFound, BucketElsewhere) as error:
@@ -149,7 +163,7 @@ class ClientNames:
         raise _moved_again(bucket)
 
     async def _ask_both(self, request: routes.TwoBuckets) -> m.Message:
-        for _ in range(NAMES_ROUTES_MAX):
+        for _ in range(_ROUTES_MAX):
             shard = await self._place_of_both(request)
             try:
                 return await self.link(shard).call(request)
@@ -186,7 +200,7 @@ class ClientNames:
     async def _ask_batch(self, request: routes.Batch) -> m.Message:
         if self.shards.count == 1:
             try:
-                answer = await self._first.call(request)
+                answer = await self.ask_part(self._first, request)
             except BucketElsewhere as error:  # another shard is there, not yet known here
                 await self.read(error.subject)
             else:
@@ -195,6 +209,12 @@ class ClientNames:
         if not wanted:
             return await self._first.call(request)
         return await _BatchOfShards(self, request, wanted).ask(range(len(wanted)))
+
+    async def ask_part(self, link: NamesLink, request: routes.Batch) -> m.Message:
+        """Ask a shard for names of a batch; the answer has stamps if they are asked for, and it has any now."""
+        if isinstance(request, _HAVE_STAMPS) and request.stamps and not await self._join(link):
+            request = msgspec.structs.replace(request, stamps=False)
+        return await link.call(request)
 
     async def _looked_elsewhere(self, request: routes.Batch, answer: m.Message) -> m.Message:
         """Return the only shard's answer, with results of other shards for buckets that it does not have."""
@@ -276,7 +296,7 @@ class _BatchOfShards:
         If all items were refused, one of those errors is raised.
         """
         waiting = list(indexes)
-        for _ in range(NAMES_ROUTES_MAX):
+        for _ in range(_ROUTES_MAX):
             parts = await self._divide(waiting)
             outcomes: dict[NamesShard, Sequence[routes.Result] | LakeError] = {}
             await run_all(partial(self._ask_part, parts, outcomes), list(parts))
@@ -326,9 +346,10 @@ class _BatchOfShards:
     async def _ask_part(
         self, parts: Parts, outcomes: dict[NamesShard, Sequence[routes.Result] | LakeError], shard: NamesShard
     ) -> None:
-        part = routes.asked_of(shard, routes.part_of(self._request, parts[shard]))
+        part = routes.part_of(self._request, parts[shard])
         try:
-            outcomes[shard] = routes.results_of(shard, await self._names.link(shard).call(part))
+            answer = await self._names.ask_part(self._names.link(shard), part)
+            outcomes[shard] = routes.results_of(shard, answer)
         except LakeError as error:
             outcomes[shard] = error
 

@@ -41,7 +41,7 @@ from engine.head.head_binds import HeadBinds, ObjectBinds, SessionBinds
 from engine.head.head_chunks import HeadChunks
 from engine.head.head_clients import HeadClient, HeadSession
 from engine.head.head_copies import HeadCopies
-from engine.head.head_figures import OTHER_HEADS, gateways_with, with_others
+from engine.head.head_figures import OTHER_HEADS, figures_of_shards, gateways_with, leases_of, with_others
 from engine.head.head_keyed import HeadKeyed, KeyMatches
 from engine.head.head_keyed_commits import HeadKeyedCommits
 from engine.head.head_keyed_puts import HeadKeyedPuts
@@ -51,7 +51,7 @@ from engine.head.head_manifests import HeadManifests
 from engine.head.head_pins import HeadPins
 from engine.head.head_reads import ChunkReads, HeadOpens
 from engine.head.head_spaces import HeadSpaces
-from engine.head.head_stamp_requests import HeadStampRequests
+from engine.head.head_stamp_requests import HeadStampRequests, may_have_stamps
 from engine.head.head_stamps import HeadStamps, open_head_stamps
 from engine.head.head_tier import HeadMemory, HeadTier
 from engine.head.head_watch import HeadWatch, ShardsWatch
@@ -115,13 +115,6 @@ NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
     m.FollowTurns,
     m.CloseTurns,
     m.JoinTurns,
-    m.JoinGeneration,
-    m.RefuseEpochs,
-    m.BeginRoots,
-    m.NextRoots,
-    m.NameRoot,
-    m.CheckNames,
-    m.ReadNamedChunks,
 )
 """Requests that a head refuses."""
 PASSED_ON: Final[tuple[type[m.Request], ...]] = (
@@ -150,7 +143,6 @@ PASSED_ON: Final[tuple[type[m.Request], ...]] = (
     m.RunScrub,
     m.ChangeMember,
     m.SetLake,
-    m.AddNamesShard,
 )
 """Requests that names answer, as they are."""
 REFUSAL: Final = "a head of a lake on many members does not offer"
@@ -233,7 +225,8 @@ class Head(Groups):
         assert isinstance(client, HeadClient)
         client.link = self._link(end, FIRST_SHARD)
         if self._shards is not None:
-            client.shards = ClientNames(client.link, partial(self._link, end), self._shards)
+            join = partial(may_have_stamps, self.parts.stamps)
+            client.shards = ClientNames(client.link, partial(self._link, end), self._shards, join)
         return client
 
     def _link(self, end: Callable[[], None], shard: NamesShard) -> NamesLink:
@@ -286,6 +279,8 @@ async def open_head(
         async with trio.open_nursery() as nursery:
             if stamps is not None:
                 nursery.start_soon(stamps.run, connect)
+                if shards is not None and connect_shard is not None:
+                    nursery.start_soon(_follow_shards, nursery, stamps, shards, connect_shard)
             nursery.start_soon(SessionRenewal(parts.references, parts.chunks).run)
             if memory.tier is not None:
                 nursery.start_soon(parts.tier.dram.run)
@@ -293,6 +288,18 @@ async def open_head(
                 nursery.start_soon(memory.shared_index.run)
             yield Head(parts, connect, nursery, shards, connect_shard)
             nursery.cancel_scope.cancel()
+
+
+async def _follow_shards(
+    nursery: trio.Nursery, stamps: HeadStamps, shards: NamesShards, connect_shard: ConnectShard
+) -> None:
+    """Follow the turns of each names shard behind the first, as soon as it is known."""
+    followed = 1
+    while True:
+        count = await shards.wait_count(followed)
+        for shard in map(NamesShard, range(followed, count)):
+            nursery.start_soon(stamps.run, connect_shard(shard), shard)
+        followed = count
 
 
 class HeadAbout:
@@ -329,13 +336,14 @@ class HeadAbout:
     async def status(self, client: HeadClient) -> Reply:
         names = await client.names.ask(m.Status(), m.StatusReply)
         found: dict[str, Any] = json.loads(names.status_json)
+        shards = await figures_of_shards(client.shards)
         parts = self._parts
         machine = parts.about_machine()
         others = machine.pop(OTHER_HEADS, [])
         own = parts.references.statistics()
         counts = with_others(own, others)
         found |= {
-            "clients": {**found["clients"], **counts, "leases": found["clients"]["leases"] + counts["leases"]},
+            "clients": {**found["clients"], **counts, "leases": leases_of([found, *shards]) + counts["leases"]},
             "gateways": gateways_with(parts.references.gateways(), others),
             "buffers": {"in_use": parts.buffers.in_use, "capacity": parts.buffers.capacity},
             "lent_memory": parts.lent.statistics(),
@@ -349,6 +357,8 @@ class HeadAbout:
             "rdma": parts.fabric.statistics(),
             "hot_index": {"state": "off"} if parts.tier.shared_index is None else parts.tier.shared_index.statistics(),
         } | machine
+        if shards:
+            found["names_shards"] = shards
         if others:
             counted = [(each["pid"], each["clients"]) for each in others]
             found["heads"] = [{"pid": pid, **clients} for pid, clients in sorted([(os.getpid(), own), *counted])]

@@ -7,12 +7,14 @@
 Rules kept here:
 - Nothing is bound unless every chunk is stored, and was answered so in what the request to the names says.
 - What members do not have any more, of a session that began anew, is SessionLost: the client offers its chunks again.
+- Over several names shards, each of which has a generation of its own, names that one shard does not accept are bound
+  once more, and no others.
 - What was copied from slots is bound only if their client was connected after the copy: else the slots are its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -22,6 +24,7 @@ from engine.chunks.manifests import HeldBlob, HeldBlobs
 from engine.chunks.payload import Payload, PayloadMemory, ReceivedBody, check_body
 from engine.head.head_chunks import HeadChunks
 from engine.head.head_clients import HeadClient, HeadSession
+from engine.head.names_routes import not_accepted
 from engine.requests.answers import failed
 from engine.requests.handlers import handles
 from engine.requests.put_objects import with_fresh
@@ -37,6 +40,10 @@ from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
 
 T = TypeVar("T")
+
+
+def _nothing_left(_: m.Message) -> bool:
+    return True
 
 
 class HeadBinds:
@@ -59,10 +66,12 @@ class HeadBinds:
         session: HeadSession,
         hold: Callable[[], Awaitable[T]],
         request_for: Callable[[T, m.Answered], m.Request | None],
+        take: Callable[[m.Message], bool] = _nothing_left,
     ) -> tuple[T, m.Message | None]:
         """Hold blobs and have them bound; return what was held, and the names' answer if there was a request for it.
 
-        SessionLost if the session ended, or one of its chunks did.
+        `take` gets each answer; it returns False if some of its names were not bound as the answers are too old, which
+        the next request is for.  SessionLost if the session ended, or one of its chunks did.
         """
         self.chunks.generation_of(session)
         for _ in range(HEAD_BIND_ATTEMPTS):
@@ -82,10 +91,13 @@ class HeadBinds:
             if request is None:
                 return held, None
             try:
-                return held, await client.names.call(request)
+                answer = await client.names.call(request)
             except SessionLost:
                 if session.beginnings == beginning and not await self.has_begun_anew(client, session):
                     raise
+                continue
+            if take(answer) or (session.beginnings == beginning and not await self.has_begun_anew(client, session)):
+                return held, answer
         raise _outrun()
 
     async def has_begun_anew(self, client: HeadClient, session: HeadSession) -> bool:
@@ -120,15 +132,20 @@ class SessionBinds:
         if len(request.changes) > BATCH_MAX:
             raise RequestTooLarge(f"{len(request.changes)} names in one commit; the limit is {BATCH_MAX}")
 
+        bound = BoundNames()
+
         def request_for(blobs: list[HeldBlob | LakeError], answered: m.Answered) -> m.BindBlobs | None:
-            held = [(change, blob) for change, blob in zip(request.changes, blobs, strict=True) if _is_held(blob)]
+            asked = bound.ask([index for index, blob in enumerate(blobs) if isinstance(blob, HeldBlob)])
+            held = [(request.changes[index], blobs[index]) for index in asked]
             return bind_request(held, answered, durable=request.durable, folders=request.folders) if held else None
 
-        blobs, answer = await self._binds.bind(
-            client, session, lambda: self._hold_all(client, session, request.changes), request_for
+        blobs, _ = await self._binds.bind(
+            client, session, lambda: self._hold_all(client, session, request.changes), request_for, bound.take
         )
-        bound = iter(answer.results if isinstance(answer, m.NameResults) else ())
-        results = [failed(blob) if isinstance(blob, LakeError) else next(bound) for blob in blobs]
+        results = [
+            failed(blob) if isinstance(blob, LakeError) and index not in bound.results else bound.results[index]
+            for index, blob in enumerate(blobs)
+        ]
         if request.end_session and all(result.failure is None for result in results):
             self._binds.references.end_session(session.identifier)
         return Reply(m.NameResults(results))
@@ -245,22 +262,52 @@ class ObjectBinds:
         ]
         generation = self._binds.chunks.generation
         fresh: list[bool] = []
+        bound = BoundNames()
         for _ in range(HEAD_BIND_ATTEMPTS):
             stored, answered = await self._binds.chunks.store_hashed(hashed, generation)
             fresh = fresh or stored
             if slots:
                 client.check_its_memory()
+            waiting = [named[index] for index in bound.ask(range(len(named)))]
+            refusal: SessionLost | None = None
             try:
-                request = bind_request(named, answered, durable=durable, folders=folders)
-                answer = await client.names.ask(request, m.NameResults)
-            except SessionLost:
-                later = await self._binds.later_generation(client, answered)
-                if later is None:
-                    raise
+                request = bind_request(waiting, answered, durable=durable, folders=folders)
+                is_over = bound.take(await client.names.call(request))
+            except SessionLost as error:
+                is_over, refusal = False, error
+            later = None if is_over else await self._binds.later_generation(client, answered)
+            if later is not None:
                 generation = later
-                continue
-            return Reply(m.NameResults(with_fresh(answer.results, fresh)))
+            elif refusal is not None:
+                raise refusal
+            else:
+                return Reply(m.NameResults(with_fresh([bound.results[at] for at in range(len(named))], fresh)))
         raise _outrun()
+
+
+class BoundNames:
+    """The results of changes that are bound by several requests, as names in several shards do not accept all at once.
+
+    `results` are by the changes' indexes.
+    """
+
+    def __init__(self) -> None:
+        self.results: dict[int, m.NameResult] = {}
+        self._asked: list[int] = []
+        self._done: set[int] = set()
+
+    def ask(self, indexes: Iterable[int]) -> list[int]:
+        """Return those of the changes that are not bound yet: the next answer is theirs."""
+        self._asked = [index for index in indexes if index not in self._done]
+        return self._asked
+
+    def take(self, answer: m.Message) -> bool:
+        """Take the results of an answer; False if some changes were not bound as members' answers were too old."""
+        assert isinstance(answer, m.NameResults), "the answer to BindBlobs"
+        self.results.update(zip(self._asked, answer.results, strict=True))
+        refused = {self._asked[at] for at in not_accepted(answer.results)}
+        self._done.update(index for index in self._asked if index not in refused)
+        return not refused
 
 
 def bind_request(
@@ -274,10 +321,6 @@ def bind_request(
         sizes.append(blob.size_bytes)
         counts.append(blob.chunk_count)
     return m.BindBlobs(answered, changes, sizes, counts, durable, folders)
-
-
-def _is_held(blob: HeldBlob | LakeError) -> bool:
-    return isinstance(blob, HeldBlob)
 
 
 def _outrun() -> EngineBusy:

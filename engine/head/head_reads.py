@@ -24,7 +24,7 @@ import trio
 from engine.chunks.manifests import CachedManifests, checked_chunks
 from engine.head.head_chunks import KnownLengths
 from engine.head.head_clients import HeadClient
-from engine.head.head_stamp_requests import may_have_stamps
+from engine.head.head_stamp_requests import may_ask_for_stamps
 from engine.head.head_stamps import HeadStamps
 from engine.head.head_tier import HeadTier
 from engine.members.ports import Got, Wanted
@@ -80,7 +80,7 @@ class HeadOpens:
     @handles(m.OpenObjects)
     async def open_objects(self, client: HeadClient, request: m.OpenObjects) -> Reply:
         check_count(request)
-        stamps = request.stamps and await may_have_stamps(self._stamps, client)
+        stamps = request.stamps and await may_ask_for_stamps(self._stamps, client)
         asked = msgspec.structs.replace(request, media=0, stamps=stamps)
         answer = await client.names.ask(asked, m.OpenResults)
         leases = {result.opened.lease for result in answer.results if result.opened is not None} - {0}

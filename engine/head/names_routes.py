@@ -100,13 +100,6 @@ def part_of(request: Batch, indexes: Sequence[int]) -> Batch:
     return msgspec.structs.replace(request, **some)
 
 
-def asked_of(shard: NamesShard, request: Batch) -> Batch:
-    """Return the request as a shard is asked: only the first one's answers have stamps."""
-    if shard != FIRST_SHARD and isinstance(request, m.OpenObjects | m.StatNames) and request.stamps:
-        return msgspec.structs.replace(request, stamps=False)
-    return request
-
-
 # --- answers -----------------------------------------------------------------------------------------
 
 
