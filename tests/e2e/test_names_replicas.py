@@ -37,8 +37,12 @@ KEYS = 8
 class Client:
     """One thread's puts at a machine: each value is a number, higher than all before it."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, bucket: str = "bucket") -> None:
         self.machine = machine
+        self.bucket = bucket
+        self.longest_s = 0.0
+        """The longest time between two acknowledged puts."""
+        self._last = time.monotonic()
         self.acknowledged: dict[str, int] = {}
         self.tried = 0
         self.failures = 0
@@ -64,9 +68,11 @@ class Client:
 
     def _put(self, lake: lakefs.Lake) -> None:
         self.tried += 1
-        key, number = f"bucket/{host_of(self.machine)}/{self.tried % KEYS}", self.tried
+        key, number = f"{self.bucket}/{host_of(self.machine)}/{self.tried % KEYS}", self.tried
         lake.put(key, b"%d" % number)
         self.acknowledged[key] = number
+        now = time.monotonic()
+        self.longest_s, self._last = max(self.longest_s, now - self._last), now
 
     def check(self, reader: Machine) -> None:
         """Fail unless a machine has each acknowledged value, or one that was put later."""
@@ -76,10 +82,10 @@ class Client:
 
 
 @contextmanager
-def used(*machines: Machine) -> Iterator[list[Client]]:
-    """Use machines during the block; behind it all of them must have what was acknowledged."""
+def used(*machines: Machine, buckets: Sequence[str] = ("bucket",)) -> Iterator[list[Client]]:
+    """Use machines during the block, a client for each bucket; behind it all must have what was acknowledged."""
     with ExitStack() as stack:
-        clients = [stack.enter_context(Client(machine)) for machine in machines]
+        clients = [stack.enter_context(Client(machine, bucket)) for machine in machines for bucket in buckets]
         begun(clients)
         yield clients
         begun(clients)

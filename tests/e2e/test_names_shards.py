@@ -1,0 +1,122 @@
+"""A lake on three machines whose names are in two shards: each has a leader, and is served again when that is lost.
+
+One lake for all drills; each leaves it whole.  Clients never pause, and know what was acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import trio
+
+from engine.coordinator.records import BUCKETS, BucketShardRecord, LeaderRecord, bucket_of_key, decode
+from engine.etcd.etcd_coordinator import open_etcd_coordinator
+from engine.etcd.etcd_link import EtcdAccess
+from engine.format.group_parts import FIRST_SHARD, LogKeys
+from lakefs.errors import AcrossShards
+from lakefs.ids import NamesShard
+from tests.e2e.test_lake_on_machines import Machine, eventually
+from tests.e2e.test_names_replicas import begun, is_whole, machine_id, serving_with_etcd, stop_all, used
+from tests.etcd_rig import EtcdCluster, running_etcd
+
+pytestmark = [pytest.mark.slow]
+SECOND = NamesShard(1)
+SERVED_AGAIN_S = 10.0
+
+
+class Shards:
+    """The lake, and what its etcd has of its names shards."""
+
+    def __init__(self, etcd: EtcdCluster, machines: list[Machine]) -> None:
+        self.etcd = etcd
+        self.machines = machines
+        self.lake = machines[0].status()["id"]
+
+    def buckets(self) -> dict[str, int]:
+        """Return the shard of each bucket."""
+
+        async def read() -> dict[str, int]:
+            async with open_etcd_coordinator(EtcdAccess(self.etcd.urls), self.lake) as coordinator:
+                page = await coordinator.range(*BUCKETS, limit=100)
+            found = ((bucket_of_key(entry.key), decode(BucketShardRecord, entry.value)) for entry in page.entries)
+            return {bucket: record.shard for bucket, record in found}
+
+        return trio.run(read)
+
+    def leader(self, shard: NamesShard) -> Machine | None:
+        """Return the machine that leads a shard."""
+
+        async def read() -> str:
+            async with open_etcd_coordinator(EtcdAccess(self.etcd.urls), self.lake) as coordinator:
+                entry = (await coordinator.get(LogKeys(shard).leader)).entry
+            return "" if entry is None else decode(LeaderRecord, entry.value).machine
+
+        led = trio.run(read)
+        return next((machine for machine in self.machines if machine_id(machine) == led), None)
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shards]:
+    folder = tmp_path_factory.mktemp("shards")
+    machines = [Machine(folder / f"machine{number}", count) for number, count in enumerate([2, 1, 1], 1)]
+    with running_etcd(folder / "etcd", 3) as etcd, serving_with_etcd(machines, etcd):
+        yield Shards(etcd, machines)
+
+
+def test_a_shard_is_added_while_clients_work_and_new_buckets_go_there(lake: Shards) -> None:
+    first, second, third = lake.machines
+    with used(*lake.machines) as clients:
+        said = second.good("cluster", "names", "add").err
+        begun(clients)
+    leader = lake.leader(SECOND)
+    assert leader is not None
+    assert f"names shard 1 is served by machine {machine_id(leader)}" in said
+    assert leader is not lake.leader(FIRST_SHARD), "leads are spread over machines"
+    for number, machine in enumerate(lake.machines):
+        machine.good("put", "-", f"made-{number}/key", stdin=b"%d" % number)
+    shards = lake.buckets()
+    assert shards["bucket"] == 0
+    assert sorted(shards.values()) == [0, 0, 1, 1]
+    for machine in lake.machines:
+        listed = machine.good("ls").text
+        assert all(bucket in listed for bucket in shards)
+        for number in range(3):
+            assert machine.good("cat", f"made-{number}/key").out == b"%d" % number
+            assert "key" in machine.good("ls", f"made-{number}/").text
+    there = next(bucket for bucket, shard in shards.items() if shard == SECOND)
+    third.good("cp", f"{there}/key", "bucket/copied")
+    assert first.good("cat", "bucket/copied").out == second.good("cat", f"{there}/key").out
+    third.good("mv", f"{there}/key", f"{there}/moved")
+    refused = third("mv", f"{there}/moved", "bucket/moved")
+    assert refused.code == AcrossShards.exit_code, refused
+    assert first.good("cat", f"{there}/moved").out
+    eventually(lambda: "names 1 log" in first.good("cluster", "names").text, "the status has no lines of the shard")
+
+
+def test_a_shard_is_served_again_when_its_machine_is_lost_and_the_other_goes_on(lake: Shards) -> None:
+    there = next(bucket for bucket, shard in lake.buckets().items() if shard == SECOND)
+    lost = lake.leader(SECOND)
+    assert lost is not None
+    others = [machine for machine in lake.machines if machine is not lost]
+    with used(*others, buckets=("bucket", there)) as clients:
+        lost.lose_power()
+        begun(clients)
+        leader = lake.leader(SECOND)
+        assert leader in others
+    away = {bucket: max(each.longest_s for each in clients if each.bucket == bucket) for bucket in ("bucket", there)}
+    assert away[there] < SERVED_AGAIN_S, away
+    assert away["bucket"] < SERVED_AGAIN_S, away
+    lost.start()
+    eventually(lambda: is_whole(others[0]), "it does not follow again")
+
+
+def test_both_shards_are_there_when_all_machines_were_stopped(lake: Shards) -> None:
+    there = next(bucket for bucket, shard in lake.buckets().items() if shard == SECOND)
+    stop_all(lake.machines)
+    for machine in lake.machines:
+        machine.start()
+    with used(*lake.machines, buckets=("bucket", there)):
+        assert lake.machines[0].good("cat", f"{there}/moved").out
+    eventually(lambda: is_whole(lake.machines[0]), "the lake is not whole")
+    assert lake.leader(SECOND) is not None
