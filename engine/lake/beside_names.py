@@ -22,7 +22,7 @@ import trio
 from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.lake_state import NO_EPOCH, LakeState
 from engine.coordinator.names_leader import NamesLeaders, open_names_leaders
-from engine.coordinator.names_shards import open_names_shards
+from engine.coordinator.names_shards import open_names_shards, shards_of
 from engine.coordinator.records import EtcdRecord, LakeRecord
 from engine.coordinator.remote_coordinator import open_remote_coordinator
 from engine.format.group_parts import FIRST_SHARD
@@ -31,7 +31,7 @@ from engine.head.names_link import ConnectNames, names_at
 from engine.lake.etcd_place import joined_place, place_in
 from engine.lake.lake_etcd import WAITING_FOR_ETCD, open_lake_etcd
 from engine.lake.machine import keep_machine, with_etcd
-from engine.lake.plan import LakePlan
+from engine.lake.plan import LakePlan, shard_address
 from engine.lake.shard_replicas import WayToNames
 from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, StoreUnusable
 from lakefs.ids import NamesShard
@@ -47,11 +47,22 @@ class BesideNames:
 
     plan: LakePlan
     coordinator: Coordinator
-    way: WayToNames
+    connect_shard: Callable[[NamesShard], ConnectNames]
     reach: Callable[[], Awaitable[None]]
     """Asks if the coordinator answers, and is this lake's."""
     leaders: NamesLeaders | None = None
     """Say which names lead, in a lake with etcd."""
+
+    async def way(self, stack: AsyncExitStack) -> WayToNames:
+        """Return the way to the names, until the stack ends, when the lake was waited for.  Errors of `Coordinator`.
+
+        Without etcd the number of names shards never changes.
+        """
+        first = self.connect_shard(FIRST_SHARD)
+        if self.plan.machine.etcd is None and await shards_of(self.coordinator) == 1:
+            return WayToNames(first)
+        shards = await stack.enter_async_context(open_names_shards(self.coordinator))
+        return WayToNames(first, shards, self.connect_shard)
 
     async def wait_for_lake(self) -> LakeRecord:
         """Return the lake's record, when the coordinator can be reached and the lake was made.
@@ -91,17 +102,19 @@ async def open_beside_names(stack: AsyncExitStack, plan: LakePlan) -> BesideName
     if place is None:
         address = plan.names_at
         remote = await stack.enter_async_context(open_remote_coordinator(address, token=plan.token, lake=plan.lake_id))
-        return BesideNames(plan, remote, WayToNames(names_at(address, token=plan.token)), remote.connect)
+
+        def connect_at(shard: NamesShard) -> ConnectNames:
+            return names_at(shard_address(address, shard), token=plan.token)
+
+        return BesideNames(plan, remote, connect_at, remote.connect)
     etcd = await stack.enter_async_context(open_lake_etcd(place, plan.lake_id))
     leaders = await stack.enter_async_context(open_names_leaders(etcd.coordinator))
-    shards = await stack.enter_async_context(open_names_shards(etcd.coordinator))
     connect_to = leader_at(plan.machine.machine, token=plan.token)
 
     def connect_shard(shard: NamesShard) -> ConnectNames:
         return names_led_by(leaders.of(shard), connect_to, lambda: etcd.failure)
 
-    way = WayToNames(connect_shard(FIRST_SHARD), shards, connect_shard)
-    return BesideNames(plan, etcd.coordinator, way, etcd.ready, leaders)
+    return BesideNames(plan, etcd.coordinator, connect_shard, etcd.ready, leaders)
 
 
 async def learned(plan: LakePlan) -> LakePlan:

@@ -35,7 +35,7 @@ from engine.lake.lake_members import about_machine, take_new_folders
 from engine.lake.machine import MachineRecord, clients_token, token_in
 from engine.lake.member_processes import MemberPlan
 from engine.lake.parts import LakeParts, open_lake
-from engine.lake.plan import MEMBERS_MAX, LakePlan, TierPlan, numbered_port, refuse_other_protection
+from engine.lake.plan import MEMBERS_MAX, LakePlan, TierPlan, numbered_port, refuse_other_protection, shard_address
 from engine.lake.reads_only import READS_ONLY
 from engine.process.places import group_id, judge_permissions, places_made
 from engine.process.rdma_device import rdma_device, rdma_of_heads
@@ -106,7 +106,8 @@ class RunningLake(Running):
         names = self.parts.names
         if self.parts.reads_only:
             return READS_ONLY
-        return "" if names is None else names.local.store.read_only_because
+        because = [] if names is None else [local.store.read_only_because for local in names.stores.values()]
+        return next(filter(None, because), "")
 
     async def listen(self, nursery: trio.Nursery) -> None:
         """See `Running`."""
@@ -115,8 +116,10 @@ class RunningLake(Running):
             return
         names = ""
         if self.parts.names is not None:
-            server = Server(self.parts.names.service, TrioNetwork(), token=None, of_the_lake=True)
-            names = await nursery.start(server.listen_and_serve, names_socket(self.config.socket))
+            names = names_socket(self.config.socket)
+            for shard, service in self.parts.names.services.items():
+                server = Server(service, TrioNetwork(), token=None, of_the_lake=True)
+                await nursery.start(server.listen_and_serve, shard_address(names, shard))
         elif self.parts.replicas is not None:
             names = names_socket(self.config.socket)
         await nursery.start(self.heads.run, self.native_addresses(), self.network, names)
@@ -168,7 +171,7 @@ async def run_lake(
                     trio.open_nursery() as nursery,
                 ):
                     opened.cancel()
-                    local_names = None if lake.names is None else lake.names.local
+                    local_names = {} if lake.names is None else lake.names.stores
                     nursery.start_soon(take_new_folders, lake.plan, lake.processes, local_names)
                     if lake.names is not None:
                         nursery.start_soon(lake.names.upkeep.run)
@@ -367,10 +370,12 @@ async def _serve_machines(
         task_status.started(None)
         return
     connections = connections_limit(STRANGERS_MAX)
-    server = Server(
-        parts.names.service, TrioNetwork(), token=parts.plan.token, connections_max=connections, of_the_lake=True
-    )
-    running.drains.append(server.drain)
+    bound: list[str] = []
     async with trio.open_nursery() as nursery:
-        bound = await nursery.start(server.listen_and_serve, f"tcp://{address}")
-        task_status.started(f"cluster {bound}")
+        for shard, service in parts.names.services.items():
+            server = Server(
+                service, TrioNetwork(), token=parts.plan.token, connections_max=connections, of_the_lake=True
+            )
+            running.drains.append(server.drain)
+            bound.append(await nursery.start(server.listen_and_serve, shard_address(f"tcp://{address}", shard)))
+        task_status.started(f"cluster {bound[0]}")

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -38,6 +39,7 @@ from engine.lake.names_replica import Term
 from engine.lake.plan import LakePlan
 from engine.lake.shards_here import begin_numbers
 from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.lake_gc.names_port import OtherNames, no_other_names
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
 from engine.namespace.buckets import list_buckets
 from engine.process.mirrored_names import LocalNames
@@ -141,8 +143,13 @@ def lake_upkeep(
     joined: JoinedGeneration,
     content: Content,
     offload: Offload,
+    others: OtherNames = no_other_names,
+    names_state: Callable[[], dict[str, Any]] | None = None,
 ) -> LakeUpkeep:
-    """Return the upkeep of the lake beside the names of its first shard."""
+    """Return the upkeep of the lake beside the names of its first shard.
+
+    `others`, `names_state`: see `LakeUpkeep`; without the latter it is that of `names`.
+    """
     return LakeUpkeep(
         coordinator,
         content.links,
@@ -152,10 +159,11 @@ def lake_upkeep(
         joined,
         offload,
         UpkeepSettings(name=plan.machine.name, upload_expiry_s=plan.upload_expiry_s),
-        names_state=names.state,
+        names_state=names_state or names.state,
         etcd_state=None if etcd is None else etcd.state,
         on_change=content.links.view.on_change,
         take=content.take,
+        others=others,
     )
 
 

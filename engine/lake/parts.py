@@ -18,7 +18,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,12 +27,13 @@ from typing import Final
 import structlog
 import trio
 
+from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.coordinator_requests import coordinator_group
 from engine.coordinator.lake_state import NO_EPOCH, NO_GENERATION, LakeState
 from engine.coordinator.moving import charge_of, refuse_unless_in_charge
 from engine.coordinator.names_coordinator import NamesCoordinator
 from engine.coordinator.names_leader import Leader, NamesLeaders, open_names_leaders
-from engine.coordinator.names_shards import NamesShards, open_names_shards
+from engine.coordinator.names_shards import NamesShards, open_names_shards, shards_of
 from engine.coordinator.records import LakeRecord
 from engine.coordinator.shard_requests import shards_group
 from engine.fabric.engine_fabric import EngineFabric
@@ -41,6 +42,7 @@ from engine.format.layouts import StoreIdentity
 from engine.head.head import AboutMachine, Head, open_head
 from engine.head.head_tier import HeadMemory
 from engine.host.clock import SystemClock
+from engine.lake.all_shards import OtherShard, OtherShards, open_for_reads, open_other_shards
 from engine.lake.beside_names import learned, open_beside_names
 from engine.lake.children import open_children
 from engine.lake.embedded_names import embedded_names
@@ -91,9 +93,22 @@ class LakeNames:
     """The names of the lake on this machine, with what is beside them."""
 
     local: LocalNames
+    """Of the first shard."""
     upkeep: LakeUpkeep
     service: EngineService
-    """Serves the heads of other machines."""
+    """Serves the heads of other machines, with the names of the first shard."""
+    others: Mapping[NamesShard, OtherShard]
+    """The other shards, where there are several."""
+
+    @property
+    def stores(self) -> dict[NamesShard, LocalNames]:
+        """The names of all shards."""
+        return {FIRST_SHARD: self.local} | {shard: each.local for shard, each in self.others.items()}
+
+    @property
+    def services(self) -> dict[NamesShard, EngineService]:
+        """The services of all shards."""
+        return {FIRST_SHARD: self.service} | {shard: each.service for shard, each in self.others.items()}
 
 
 @dataclass(frozen=True)
@@ -173,21 +188,45 @@ async def _open_with_names(plan: LakePlan, fabric: EngineFabric) -> AsyncIterato
         await wait_for_members(processes, state, plan, protection, is_made=is_made)
         plan = _kept(plan, processes, protection)
         content = await open_content(stack, plan, coordinator, offload)
-        upkeep = lake_upkeep(plan, names, coordinator, None, gate, joined, content, offload)
+        count = await shards_of(coordinator)
+        others = await open_other_shards(stack, plan, store, coordinator, charge, count)
+        upkeep = lake_upkeep(
+            plan,
+            names,
+            coordinator,
+            None,
+            gate,
+            joined,
+            content,
+            offload,
+            others.names_of,
+            partial(others.state, names),
+        )
         serving = partial(
             NamesService,
             store,
             gate=gate,
             upkeep=upkeep.requests,
             more_status=upkeep.status,
+            buckets=others.first_buckets,
             more=[shards_group(None, plan.lake_id)],
         )
         memory = await stack.enter_async_context(head_memory(plan.tier, store.superblock.identity, offload, fabric))
-        way = WayToNames(embedded_names(serving()))
+        way = await _way(stack, coordinator, serving(), others, count)
         about = partial(about_machine, plan, processes)
         head = await _open_head(stack, plan, about, way, content, offload, store.clock, memory, fabric)
-        with_names = LakeNames(names, upkeep, serving(coordinator=coordinator_group(coordinator)))
+        service = serving(coordinator=coordinator_group(coordinator))
+        with_names = LakeNames(names, upkeep, service, others.all)
         yield LakeParts(plan, processes, content.links, head, protection, offload, with_names, is_made_now=not is_made)
+
+
+async def _way(
+    stack: AsyncExitStack, coordinator: Coordinator, first: EngineService, others: OtherShards, count: int
+) -> WayToNames:
+    """Return the way to the names of so many shards here, of which the first has that service, until the stack ends."""
+    if count == 1:
+        return WayToNames(embedded_names(first))
+    return others.way(first, await stack.enter_async_context(open_names_shards(coordinator)))
 
 
 def _kept(plan: LakePlan, processes: MemberProcesses, protection: Protection) -> LakePlan:
@@ -295,7 +334,9 @@ async def _open_for_reads(plan: LakePlan, fabric: EngineFabric) -> AsyncIterator
         upkeep = lake_upkeep(plan, names, coordinator, None, gate, joined, content, offload)
         service = NamesService(store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
         memory = await stack.enter_async_context(head_memory(plan.tier, store.superblock.identity, offload, fabric))
-        about, way = partial(about_machine, plan, processes), WayToNames(embedded_names(service))
+        count = await shards_of(coordinator)
+        others = await open_for_reads(stack, plan, reading, count)
+        about, way = partial(about_machine, plan, processes), await _way(stack, coordinator, service, others, count)
         head = await _open_head(stack, plan, about, way, content, offload, store.clock, memory, fabric)
         _log.warning("the names are only read, and may be old", sequence=store.metadata.durable_sequence)
         yield LakeParts(
@@ -326,7 +367,9 @@ async def _open_beside_names(
         identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
         memory = await stack.enter_async_context(head_memory(plan.tier, identity, offload, fabric))
         about = about or partial(about_machine, plan, processes)
-        head = await _open_head(stack, plan, about, lake.way, content, offload, SystemClock(), memory, fabric)
+        head = await _open_head(
+            stack, plan, about, await lake.way(stack), content, offload, SystemClock(), memory, fabric
+        )
         yield LakeParts(plan, processes, content.links, head, protection, offload, None, is_made_now=False)
 
 
@@ -361,6 +404,8 @@ async def _open_head(
         way.connect,
         content.stripes,
         content.links,
+        shards=way.shards,
+        connect_shard=way.connect_shard,
         offload=offload,
         clock=clock,
         buffers=content.buffers,

@@ -19,7 +19,7 @@ from engine.lake.machine import new_machine
 from engine.lake.member_processes import MemberPlan
 from engine.lake.names_here import open_names, open_table
 from engine.lake.plan import MEMBERS_MAX, LakePlan, shard_address
-from engine.lake.rescue import begun_again
+from engine.lake.rescue import rescued
 from engine.superblock.store_role import refuse_other_role
 from engine.superblock.superblock import open_store, read_superblock
 from lakefs.cluster.protection import Protection
@@ -107,8 +107,8 @@ def test_a_lake_of_several_shards_is_not_rescued_from_the_names_of_one(tmp_path:
     async def main() -> None:
         async with open_names(plan) as names, open_table(names.store) as table:
             await table.transact([], [Put(SHARDS_KEY, encode(ShardsRecord(2)))])
-        with pytest.raises(PreconditionFailed, match="the names of this lake are in 2 shards"):
-            await begun_again(plan)
+        with pytest.raises(PreconditionFailed, match="this machine has no replica of names shard 1"):
+            await rescued(plan)
         async with open_names(plan) as names, open_table(names.store) as table:
             assert (await table.get(CHARGE_KEY)).entry is None, "nothing was changed"
 
