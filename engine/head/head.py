@@ -115,6 +115,13 @@ NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
     m.FollowTurns,
     m.CloseTurns,
     m.JoinTurns,
+    m.JoinGeneration,
+    m.RefuseEpochs,
+    m.BeginRoots,
+    m.NextRoots,
+    m.NameRoot,
+    m.CheckNames,
+    m.ReadNamedChunks,
 )
 """Requests that a head refuses."""
 PASSED_ON: Final[tuple[type[m.Request], ...]] = (
@@ -143,6 +150,7 @@ PASSED_ON: Final[tuple[type[m.Request], ...]] = (
     m.RunScrub,
     m.ChangeMember,
     m.SetLake,
+    m.AddNamesShard,
 )
 """Requests that names answer, as they are."""
 REFUSAL: Final = "a head of a lake on many members does not offer"
