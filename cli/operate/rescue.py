@@ -214,7 +214,7 @@ def _of(here: NamesFound, shard: NamesShard) -> list[ReplicaHere]:
 
 
 def _line(subject: str, told: str) -> str:
-    return f"{subject:<40}{told}"
+    return f"{subject:<39} {told}"
 
 
 def _plan(data: tuple[str, ...], file: str | None) -> LakePlan:

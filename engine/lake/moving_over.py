@@ -143,7 +143,8 @@ async def _refuse_missing(plan: LakePlan, coordinator: Coordinator) -> None:
             continue
         known = [page.entries async for page in pages(coordinator, *LogKeys(shard).replicas)]
         replicas = [decode(ReplicaRecord, entry.value) for entries in known for entry in entries]
-        last = max(replicas, key=lambda each: (not each.is_removed, each.kept), default=None)
+        elsewhere = [each for each in replicas if not each.is_removed and each.machine != plan.machine.machine]
+        last = max(elsewhere, key=lambda each: each.kept, default=None)
         hosts = hosts_of(await LakeState(coordinator).members())
         raise PreconditionFailed(
             f"this machine has no replica of names shard {shard}, and a lake without etcd has all of them on one; "

@@ -80,10 +80,11 @@ class ReplicaHere:
 class NamesFound:
     """The replicas on this machine, by their shards, and what that of the first shard has of the lake's records.
 
-    `count`: of names shards, as far as it is known here.  `repeated`: None if there is no copy of the lake's records.
+    `machine`: this one's id.  `count`: of names shards, as far as it is known here.  `repeated`: None if there is no copy of the lake's records.
     `is_in_charge`: the first shard was rescued already.
     """
 
+    machine: str
     replicas: tuple[ReplicaHere, ...]
     count: int
     repeated: RepeatedRecord | None = None
@@ -103,9 +104,8 @@ class NamesFound:
 
     def known_of(self, shard: NamesShard) -> list[RepeatedReplica]:
         """Return the replicas of a shard on other machines, as the leader of the first one knew them last."""
-        here = {each.replica for each in self.replicas}
         known = () if self.repeated is None else self.repeated.replicas
-        return [each for each in known if each.shard == shard and each.replica not in here]
+        return [each for each in known if each.shard == shard and each.machine != self.machine]
 
 
 def etcd_to_be_lost(plan: LakePlan) -> EtcdPlace | None:
@@ -155,7 +155,7 @@ async def looked_at(plan: LakePlan) -> NamesFound:
 
 async def _looked_at(plan: LakePlan) -> NamesFound:
     shards = shards_with_names(plan)
-    found = NamesFound((), 1 + max(shards, default=FIRST_SHARD))
+    found = NamesFound(plan.machine.machine, (), 1 + max(shards, default=FIRST_SHARD))
     for shard in shards:
         found = await _with_replica(plan, shard, found)
     return found

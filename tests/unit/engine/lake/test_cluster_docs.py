@@ -254,7 +254,7 @@ def test_what_a_rescue_shows_is_quoted() -> None:
     repeated = RepeatedRecord(said_ns, (RepeatedReplica(there, "m4", Sequence(52101), said_ns),))
     member = MemberRecord(MemberId(here), ("tcp://10.0.0.4:9101",), 1, ("device", "m4", "", ""))
     replica = ReplicaHere(FIRST_SHARD, here, Sequence(52130))
-    for line in rescue_lines(NamesFound((replica,), 1, repeated, (member,)), ""):
+    for line in rescue_lines(NamesFound("m3", (replica,), 1, repeated, (member,)), ""):
         assert is_quoted(line.replace(here.hex(), "81d0e2...").replace(there.hex(), "5f1c7a...")), line
     assert is_quoted(WHAT_IS_LOST[1:])
     assert is_quoted(READS_ONLY)
