@@ -58,9 +58,14 @@ class NamesCheckpoints:
         gate: BindGate,
         offload: Offload,
         every_s: float,
+        key: bytes = CHECKPOINTS_KEY,
     ) -> None:
-        """`store`: the names that lead, on `disk`.  `every_s`: from one checkpoint to the next; 0: none is made."""
+        """`store`: the names that lead, on `disk`.  `every_s`: from one checkpoint to the next; 0: none is made.
+
+        `key`: of the record of their shard (`checkpoints_key`).
+        """
         self._coordinator = coordinator
+        self._key = key
         self._members = members
         self._stripes = stripes
         self._store = store
@@ -101,7 +106,7 @@ class NamesCheckpoints:
 
     async def _recorded(self, client: Client) -> CheckpointsRecord:
         """Return the record, each checkpoint of it leased."""
-        found = decoded((await self._coordinator.get(CHECKPOINTS_KEY)).entry)
+        found = decoded((await self._coordinator.get(self._key)).entry)
         for checkpoint in found.checkpoints:
             self._lease(client, checkpoint.blob)
         return found
@@ -148,11 +153,11 @@ class NamesCheckpoints:
             await trio.sleep(_LOOK_S)
 
     async def _record(self, known: CheckpointsRecord, wanted: CheckpointsRecord) -> None:
-        entry = (await self._coordinator.get(CHECKPOINTS_KEY)).entry
+        entry = (await self._coordinator.get(self._key)).entry
         if decoded(entry) != known:
             raise EngineBusy("another process has put a checkpoint of the names into the lake")
-        compare: Compare = IsAbsent(CHECKPOINTS_KEY) if entry is None else HasRevision(CHECKPOINTS_KEY, entry.revision)
-        if not (await self._coordinator.transact([compare], [Put(CHECKPOINTS_KEY, encode(wanted))])).succeeded:
+        compare: Compare = IsAbsent(self._key) if entry is None else HasRevision(self._key, entry.revision)
+        if not (await self._coordinator.transact([compare], [Put(self._key, encode(wanted))])).succeeded:
             raise EngineBusy("another process has put a checkpoint of the names into the lake")
 
     async def _stored(self, client: Client, opened: OpenedCheckpoint) -> BlobId:

@@ -12,7 +12,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from engine.coordinator.coordinator_requests import coordinator_group
 from engine.coordinator.lake_state import LakeState
 from engine.coordinator.names_coordinator import NamesCoordinator
 from engine.coordinator.reads_only_coordinator import ReadsOnlyCoordinator
-from engine.coordinator.records import CHARGE_KEY, Charge, ChargeRecord, encode
+from engine.coordinator.records import CHARGE_KEY, Charge, ChargeRecord, checkpoints_key, encode
 from engine.coordinator.repeating import Repeating
 from engine.coordinator.shard_requests import shards_group
 from engine.coordinator.term_coordinator import TermCoordinator
@@ -39,8 +39,11 @@ from engine.lake.names_replica import Term
 from engine.lake.plan import LakePlan
 from engine.lake.shards_here import begin_numbers
 from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.lake_gc.names_by_requests import names_by_requests
 from engine.lake_gc.names_port import OtherNames, no_other_names
+from engine.lake_gc.shard_links import ConnectShard
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
+from engine.lake_upkeep.shard_upkeep import ShardUpkeep
 from engine.namespace.buckets import list_buckets
 from engine.process.mirrored_names import LocalNames
 from engine.requests.bind import BindGate
@@ -61,6 +64,8 @@ class NamesTerms:
     etcd: LakeEtcd
     content: Content
     offload: Offload
+    connect: ConnectShard
+    """Returns what connects to the leader of a shard."""
     leads: SpreadLeads = field(default_factory=SpreadLeads)
 
     def open(self, shard: NamesShard, names: LocalNames, checkpoints: Group) -> Term:
@@ -72,7 +77,8 @@ class NamesTerms:
         joined = JoinedGeneration(store.metadata, gate)
         coordinator = TermCoordinator(etcd.coordinator, store.superblock.store_id)
         buckets = BucketShards(coordinator, FIRST_SHARD)
-        upkeep = lake_upkeep(self.plan, names, coordinator, etcd, gate, joined, self.content, self.offload)
+        others = names_by_requests(self.connect)
+        upkeep = lake_upkeep(self.plan, names, coordinator, etcd, gate, joined, self.content, self.offload, others)
         service = NamesService(
             store,
             gate=gate,
@@ -83,10 +89,7 @@ class NamesTerms:
             buckets=buckets,
             more=[shards_group(coordinator, self.plan.lake_id)],
         )
-        links, stripes = self.content.links, self.content.stripes
-        in_lake = NamesCheckpoints(
-            etcd.coordinator, links, stripes, store, names.disk, gate, self.offload, self.plan.names_checkpoint_s
-        )
+        in_lake = self._in_lake(FIRST_SHARD, names, gate)
 
         async def begin() -> None:
             await upkeep.begin()
@@ -99,20 +102,30 @@ class NamesTerms:
         joined = JoinedGeneration(store.metadata, gate)
         coordinator = TermCoordinator(etcd.coordinator, store.superblock.store_id, LogKeys(shard).leader)
         buckets = BucketShards(coordinator, shard)
-        # The upkeep of a shard: requests of the leader of the first one, and what runs beside the service.
-        requests: list[Group] = []
-        tasks: list[_Run] = []
-        service = NamesService(store, gate=gate, checkpoints=checkpoints, buckets=buckets, more=requests)
+        upkeep = ShardUpkeep(coordinator, store, joined, upload_expiry_s=self.plan.upload_expiry_s)
+        service = NamesService(store, gate=gate, upkeep=upkeep.requests, checkpoints=checkpoints, buckets=buckets)
 
         async def begin() -> None:
-            state = LakeState(etcd.coordinator)
-            if tables := await state.epoch_tables():
-                gate.retire_below(min(tables))
             charge = ChargeRecord(self.plan.lake_id, Charge.LEFT, 0, bytes.fromhex(etcd.place.incarnation))
-            await begin_shard(shard, store, joined, await state.generation(), charge)
+            await begin_shard(shard, store, joined, await LakeState(etcd.coordinator).generation(), charge)
+            await upkeep.begin()
             await buckets.begin(_buckets_of(store))
 
-        return Term(service, partial(_run_all, tasks), begin)
+        return Term(service, self._in_lake(shard, names, gate).run, begin)
+
+    def _in_lake(self, shard: NamesShard, names: LocalNames, gate: BindGate) -> NamesCheckpoints:
+        content, every_s = self.content, self.plan.names_checkpoint_s
+        return NamesCheckpoints(
+            self.etcd.coordinator,
+            content.links,
+            content.stripes,
+            names.store,
+            names.disk,
+            gate,
+            self.offload,
+            every_s,
+            checkpoints_key(shard),
+        )
 
 
 async def begin_shard(
@@ -179,9 +192,3 @@ async def keep_lake(upkeep: LakeUpkeep, coordinator: Coordinator, store: KeyedSt
         for run in beside:
             nursery.start_soon(run)
         await upkeep.run()
-
-
-async def _run_all(tasks: Sequence[_Run]) -> None:
-    async with trio.open_nursery() as nursery:
-        for run in tasks:
-            nursery.start_soon(run)
