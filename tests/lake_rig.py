@@ -18,8 +18,8 @@ from engine.coordinator.lake_state import LakeState
 from engine.coordinator.records import MemberRecord
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_gc.lake_gc import LakeGc, LakeGcReport
-from engine.lake_gc.names_port import OtherNames, no_other_names
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
+from engine.lake_upkeep.other_shards import NO_OTHER_SHARDS
 from engine.members.ports import Got, NewChunk, Wanted
 from engine.namespace.buckets import find_bucket
 from engine.namespace.removal import remove
@@ -194,7 +194,7 @@ class SmallLake:
         self.gate: BindGate
         self.joined: JoinedGeneration
         self.settings = UpkeepSettings(name="small")
-        self.others: OtherNames = no_other_names
+        self.others = NO_OTHER_SHARDS
         self.upkeep: LakeUpkeep
         self.gc: LakeGc
         self._names_process = Process()

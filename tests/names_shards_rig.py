@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from copy import copy
 from enum import Enum
+from random import Random
 from traceback import format_exception
 from typing import Any, Final
 
@@ -18,16 +19,16 @@ import trio
 
 from engine.coordinator.coordinator import Put
 from engine.coordinator.records import SHARDS_KEY, ShardsRecord, encode
-from engine.head.names_link import NamesConnection
+from engine.head.names_link import NamesConnection, names_at
 from engine.lake.embedded_names import embedded_names
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_gc.lake_gc import LakeGcReport
-from engine.lake_gc.names_by_requests import names_by_requests
-from engine.lake_gc.names_port import OtherNames, ShardNames
+from engine.lake_upkeep.other_shards import OtherShards, shards_by_requests, shards_in_process
 from engine.lake_upkeep.shard_upkeep import ShardUpkeep
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate
 from engine.requests.table import NamesService
+from engine.server.listener import Server
 from lakefs.errors import EngineUnreachable
 from lakefs.ids import NamesShard
 from lakefs.wire import messages as m
@@ -36,17 +37,26 @@ from tests.held_open import Process
 from tests.lake_rig import SmallLake, small_lake
 from tests.names_rig import names_store
 from tests.sim.world.disk import SimDisk
+from tests.sim.world.network import SimulatedNetwork
 
 
 class Reach(Enum):
     """The way in which the names of other shards are asked."""
 
     BY_REQUESTS = "by requests"
+    OVER_NETWORK = "by requests over a simulated network"
     IN_PROCESS = "in one process"
 
 
-WAYS: Final = tuple((reach, count) for reach in Reach for count in (2, 3))
+NEAR: Final = Reach.BY_REQUESTS, Reach.IN_PROCESS
+"""Ways without a network between: the steps of a cycle are checkpoints of trio."""
+WAYS: Final = (
+    *((Reach.BY_REQUESTS, count) for count in (2, 3)),
+    *((Reach.IN_PROCESS, count) for count in (2, 3)),
+    (Reach.OVER_NETWORK, 2),
+)
 """Ways and numbers of shards: parameters of tests."""
+_TOKEN: Final = "token of the lake"
 
 
 @contextmanager
@@ -65,10 +75,12 @@ class LedShard(SmallLake):
     service: NamesService | None
     ended: trio.Event
     expiry_s: float
+    network: SimulatedNetwork | None
+    _serving: Process
 
     @classmethod
-    def of(cls, lake: SmallLake, shard: int) -> LedShard:
-        """Return the names of a shard, on a new disk; they are not started."""
+    def of(cls, lake: SmallLake, shard: int, network: SimulatedNetwork | None = None) -> LedShard:
+        """Return the names of a shard, on a new disk; they are not started.  `network`: they listen there."""
         made = copy(lake)
         made.__class__ = cls
         assert isinstance(made, LedShard)
@@ -76,7 +88,13 @@ class LedShard(SmallLake):
         made.names_disk = SimDisk()
         made.service = None
         made.expiry_s = 0.0
+        made.network = network
         return made
+
+    @property
+    def address(self) -> str:
+        """The address at which the leader listens."""
+        return f"tcp://names-{self.shard}:7000"
 
     async def start_names(self) -> None:
         """Start a leader on the disk."""
@@ -85,15 +103,34 @@ class LedShard(SmallLake):
         self.gate = BindGate()
         self.joined = JoinedGeneration(self.names.metadata, self.gate)
         self.upkeep_of_shard = ShardUpkeep(
-            self.coordinator, self.names, self.joined, upload_expiry_s=self.expiry_s, batch=self._batch
+            self.shard,
+            self.coordinator,
+            self.members,
+            self.stripes,
+            self.names,
+            self.joined,
+            upload_expiry_s=self.expiry_s,
+            batch=self._batch,
         )
         await self.upkeep_of_shard.begin()
         self.service = NamesService(self.names, gate=self.gate, upkeep=self.upkeep_of_shard.requests)
         self.client = EmbeddedEngine(self.service, descriptors=False)
         self.ended = trio.Event()
+        if self.network is not None:
+            self._serving = Process()
+            await self._nursery.start(self._serving.run, self._served(self.service, self.network))
+
+    @asynccontextmanager
+    async def _served(self, service: NamesService, network: SimulatedNetwork) -> AsyncIterator[None]:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(Server(service, network, token=_TOKEN).listen_and_serve, self.address)
+            yield
+            nursery.cancel_scope.cancel()
 
     async def stop_names(self, *, crash: bool = False) -> None:
         """Stop the leader; connections to it end."""
+        if self.network is not None and self.service is not None:
+            await self._serving.stop(crash=True)
         self.service = None
         self.ended.set()
         await super().stop_names(crash=crash)
@@ -102,6 +139,8 @@ class LedShard(SmallLake):
         """Connect to the leader.  EngineUnreachable while there is none."""
         if self.service is None:
             raise EngineUnreachable("no replica of the names leads")
+        if self.network is not None:
+            return names_at(self.address, token=_TOKEN, network=self.network)()
         return embedded_names(self.service, self.ended.wait)()
 
 
@@ -130,14 +169,14 @@ class ShardedLake:
         self.others: Final[list[LedShard]] = []
         self.hook: Callable[[LedShard, m.Request], Awaitable[None]] = nothing_happens
         """Runs before each request of the driver to another shard."""
-        by_requests = names_by_requests(self._connect)
+        self.network = SimulatedNetwork(Random(1), latency_s=0.001) if reach is Reach.OVER_NETWORK else None
+        self.reached: Final = self._in_process() if reach is Reach.IN_PROCESS else shards_by_requests(self._connect)
 
-        def of(shard: NamesShard) -> ShardNames:
-            if reach is Reach.BY_REQUESTS:
-                return by_requests(shard)
-            return self.others[shard - 1].upkeep_of_shard.names
+    def _in_process(self) -> OtherShards:
+        def now() -> OtherShards:
+            return shards_in_process({shard.shard: shard.upkeep_of_shard for shard in self.others})
 
-        self.names_of: Final[OtherNames] = of
+        return OtherShards(lambda shard: now().names(shard), lambda shard, full: now().check(shard, full))
 
     @property
     def shards(self) -> Sequence[SmallLake]:
@@ -156,7 +195,7 @@ class ShardedLake:
 
     async def add(self) -> LedShard:
         """Add a shard, and let it be led."""
-        made = LedShard.of(self.first, len(self.others) + 1)
+        made = LedShard.of(self.first, len(self.others) + 1, self.network)
         self.others.append(made)
         await self.count(len(self.others) + 1)
         await made.start_names()
@@ -175,7 +214,7 @@ async def sharded_lake(reach: Reach, count: int, members: int = 3, *, batch: int
     """A lake of so many names shards and members; see `small_lake`."""
     async with small_lake(members, batch=batch) as first:
         lake = ShardedLake(first, reach)
-        first.others = lake.names_of
+        first.others = lake.reached
         await first.stop_names()
         await first.start_names()
         for _ in range(count - 1):

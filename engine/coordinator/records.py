@@ -239,13 +239,16 @@ class EtcdRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RepeatedReplica(msgspec.Struct, frozen=True, array_like=True):
-    """A replica of a names shard as the first one's leader knew it: its id, its machine's, its last `ReplicaRecord`."""
+    """A replica of the names as the leader knew it: its id, its machine's, and its last report (`ReplicaRecord`).
+
+    `shard`: the names shard that it is a replica of.
+    """
 
     replica: bytes
     machine: str
     kept: Sequence
     said_ns: int
-    shard: NamesShard = FIRST_SHARD
+    shard: NamesShard = NamesShard(0)
 
 
 class RepeatedRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -9,7 +9,7 @@ Rules kept here:
 - A change is repeated within REPEAT_EVERY_S, unless the names take none just then; changes of that time are put
   together, so the log gets one group or a few for them.
 - A number is never repeated before what it refers to: tables of ring epochs come before the number of the newest.
-- With each change, and each SIGN_EVERY_S, the table notes the time, and how far each replica of each names shard was.
+- With each change, and each SIGN_EVERY_S, the table notes the time, and how far each replica of each shard was.
 - Errors of both coordinators are logged once, and it is tried again.
 """
 
@@ -22,9 +22,8 @@ import structlog
 import trio
 
 from engine.coordinator.coordinator import END, Coordinator, Delete, Entry, HasValue, Operation, Put, ReadAnew
-from engine.coordinator.lake_state import pages
+from engine.coordinator.lake_state import LakeState, pages
 from engine.coordinator.lasting import BEGIN, batches, lasting, lasts
-from engine.coordinator.names_shards import shards_of
 from engine.coordinator.records import (
     CHARGE_KEY,
     EPOCHS,
@@ -178,13 +177,14 @@ class Repeating:
 
     async def _replicas(self) -> tuple[RepeatedReplica, ...]:
         found: list[RepeatedReplica] = []
-        for shard in map(NamesShard, range(await shards_of(self._source))):
-            keys = LogKeys(shard)
+        for shard in range(await LakeState(self._source).names_shards()):
+            keys = LogKeys(NamesShard(shard))
             async for page in pages(self._source, *keys.replicas):
                 for entry in page.entries:
                     record, replica = decode(ReplicaRecord, entry.value), keys.replica_of(entry.key)
                     if not record.is_removed:
-                        found.append(RepeatedReplica(replica, record.machine, record.kept, record.said_ns, shard))
+                        about = record.machine, record.kept, record.said_ns, NamesShard(shard)
+                        found.append(RepeatedReplica(replica, *about))
         return tuple(found)
 
     def _fail(self, error: LakeError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -41,6 +42,17 @@ class Report:
         if len(self.findings) < FINDINGS_MAX:
             self.findings.append(found)
         assert len(self.findings) == min(self.damage + self.notes, FINDINGS_MAX), "all are counted"
+
+    def take(self, report: Mapping[str, Any]) -> None:
+        """Add the findings and counts of another report, as `as_json` returns it."""
+        for finding in report["findings"]:
+            self.add(finding)
+        listed = sum(finding["severity"] == "damage" for finding in report["findings"])
+        self.damage += report["damage"] - listed  # what it does not list is behind FINDINGS_MAX here, too
+        self.notes += report["notes"] - (len(report["findings"]) - listed)
+        assert len(self.findings) == min(self.damage + self.notes, FINDINGS_MAX), "all are counted"
+        for what, number in report["checked"].items():
+            self.count(what, number)
 
     def count(self, what: str, number: int) -> None:
         """Add to the count of checked things of a kind."""

@@ -29,13 +29,13 @@ from engine.coordinator.records import BucketShardRecord, ChargeRecord, bucket_k
 from engine.format.group_parts import FIRST_SHARD
 from engine.head.names_link import ConnectNames
 from engine.lake.embedded_names import embedded_names
+from engine.lake.lake_content import Content
 from engine.lake.names_here import open_names
 from engine.lake.plan import LakePlan
 from engine.lake.shard_replicas import WayToNames
 from engine.lake.shards_here import other_shards, refuse_missing, refuse_other_note, shards_with_names
 from engine.lake_gc.joined_generation import JoinedGeneration
-from engine.lake_gc.names_in_process import NamesInProcess
-from engine.lake_gc.names_port import ShardNames
+from engine.lake_upkeep.other_shards import NO_OTHER_SHARDS, OtherShards, shards_in_process
 from engine.lake_upkeep.shard_upkeep import ShardUpkeep
 from engine.namespace.buckets import list_buckets
 from engine.process.mirrored_names import LocalNames
@@ -51,25 +51,26 @@ _log: Final = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class OtherShard:
-    """A names shard behind the first one: its names, what gc asks of them, and their service."""
+class LocalShard:
+    """A names shard behind the first one: its names, and their service."""
 
     local: LocalNames
-    names: ShardNames
     service: EngineService
 
 
-class OtherShards:
+class LocalShards:
     """All of them.  Made by `open_other_shards`; empty where the lake has one shard."""
 
-    def __init__(self, shards: Mapping[NamesShard, OtherShard], first: BucketShards | None = None) -> None:
-        """`first`: the buckets of the first shard; None where it has all."""
+    def __init__(
+        self,
+        shards: Mapping[NamesShard, LocalShard],
+        others: OtherShards = NO_OTHER_SHARDS,
+        first: BucketShards | None = None,
+    ) -> None:
+        """`others`: the shards as the upkeep asks them.  `first`: the buckets of the first shard; None: it has all."""
         self.all: Final = shards
+        self.others: Final = others
         self.first_buckets: Final = first
-
-    def names_of(self, shard: NamesShard) -> ShardNames:
-        """Return the names of a shard, as the driver of gc asks them."""
-        return self.all[shard].names
 
     def way(self, first: EngineService, shards: NamesShards) -> WayToNames:
         """Return the way to the names of all shards; `first`: the service of the first one."""
@@ -92,16 +93,17 @@ async def open_other_shards(
     plan: LakePlan,
     first: KeyedStore,
     coordinator: NamesCoordinator,
+    content: Content,
     charge: ChargeRecord | None,
     count: int,
-) -> OtherShards:
+) -> LocalShards:
     """Open all names shards of so many, but for the `first`, until the stack ends; they may be served on return.
 
     `charge`: of the coordinator, which is the table in the first one.  Errors of `refuse_missing`,
     `refuse_other_note` and `open_names`.
     """
     if count == 1:
-        return OtherShards({})
+        return LocalShards({})
     refuse_missing(plan, count)
     opened: dict[NamesShard, LocalNames] = {}
     for shard in other_shards(count):
@@ -109,27 +111,35 @@ async def open_other_shards(
         await refuse_other_note(opened[shard].store.metadata, charge, shard)
     stores = {FIRST_SHARD: first} | {shard: names.store for shard, names in opened.items()}
     buckets = await assigned_buckets(coordinator, stores)
-    shards = {}
+    shards: dict[NamesShard, LocalShard] = {}
+    upkeeps: dict[NamesShard, ShardUpkeep] = {}
     for shard, names in opened.items():
         gate = BindGate()
-        joined = JoinedGeneration(names.store.metadata, gate)
-        upkeep = ShardUpkeep(coordinator, names.store, joined, upload_expiry_s=plan.upload_expiry_s)
+        upkeep = upkeeps[shard] = ShardUpkeep(
+            shard,
+            coordinator,
+            content.links,
+            content.stripes,
+            names.store,
+            JoinedGeneration(names.store.metadata, gate),
+            upload_expiry_s=plan.upload_expiry_s,
+        )
         await upkeep.begin()
         service = NamesService(names.store, gate=gate, upkeep=upkeep.requests, buckets=buckets[shard])
-        shards[shard] = OtherShard(names, upkeep.names, service)
-    return OtherShards(shards, buckets[FIRST_SHARD])
+        shards[shard] = LocalShard(names, service)
+    return LocalShards(shards, shards_in_process(upkeeps), buckets[FIRST_SHARD])
 
 
-async def open_for_reads(stack: AsyncExitStack, plan: LakePlan, leading: Leading, count: int) -> OtherShards:
+async def open_for_reads(stack: AsyncExitStack, plan: LakePlan, leading: Leading, count: int) -> LocalShards:
     """Open the names shards of so many that this machine has, but for the first, to be read alone."""
     shards = {}
     for shard in shards_with_names(plan):
         if FIRST_SHARD < shard < count:
             names = await stack.enter_async_context(open_names(plan, leading, shard=shard))
             gate = BindGate()
-            asked = NamesInProcess(names.store, JoinedGeneration(names.store.metadata, gate))
-            shards[shard] = OtherShard(names, asked, NamesService(names.store, gate=gate))
-    return OtherShards(shards)
+            JoinedGeneration(names.store.metadata, gate)  # the gate takes what is recorded
+            shards[shard] = LocalShard(names, NamesService(names.store, gate=gate))
+    return LocalShards(shards)
 
 
 async def assigned_buckets(

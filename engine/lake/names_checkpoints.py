@@ -1,12 +1,14 @@
 """Checkpoints of the names that lie in the lake itself, for the day on which no replica is left.
 
-The replica that leads stores one now and then as a blob over the members, and records it with the coordinator; each
-machine keeps that record in its folders (`engine.lake.lake_records`), where it is found without any names.
+The replica that leads a names shard stores one now and then as a blob over the members, and records it with the
+coordinator; each machine keeps that record in its folders (`engine.lake.lake_records`), where it is found without any
+names.
 
 Rules kept here:
 - A blob counts when all its chunks were answered in a gc generation, and under a ring epoch, that names would bind: in
   that very step it is leased, so gc marks it from then on.  Nothing else refers to it.
-- A new leader leases what is recorded before it makes another.  The newest two stay.
+- A new leader leases what is recorded before it makes another; with `begin`, before names are served, so before any
+  walk of gc through them.  The newest two stay.
 - One that cannot be made is logged, and tried again; nothing waits for it.
 - It takes at most half of the time: names and clients come first.
 """
@@ -62,10 +64,9 @@ class NamesCheckpoints:
     ) -> None:
         """`store`: the names that lead, on `disk`.  `every_s`: from one checkpoint to the next; 0: none is made.
 
-        `key`: of the record of their shard (`checkpoints_key`).
+        `key`: the coordinator's for these names (`checkpoints_key` of their shard).
         """
         self._coordinator = coordinator
-        self._key = key
         self._members = members
         self._stripes = stripes
         self._store = store
@@ -73,13 +74,25 @@ class NamesCheckpoints:
         self._gate = gate
         self._offload = offload
         self._every_s = every_s
+        self._key: Final = key
+        self._client: Client | None = None
+        """Owner of the leases."""
         self._leases: dict[BlobId, int] = {}
         self._begun_at = trio.current_time()
 
+    async def begin(self) -> None:
+        """Lease what is recorded, before names are served.  Errors of `Coordinator.get`."""
+        await self._recorded(self._owner())
+
+    def _owner(self) -> Client:
+        if self._client is None:
+            connect = self._store.references.connect
+            self._client = connect("checkpoints of the names", descriptors=False, trusted=True)
+        return self._client
+
     async def run(self) -> None:
         """Lease what is recorded, and make a checkpoint whenever one is due, until cancelled."""
-        references = self._store.references
-        client = references.connect("checkpoints of the names", descriptors=False, trusted=True)
+        client = self._owner()
         try:
             while True:
                 pause_s = _RETRY_S
@@ -93,7 +106,7 @@ class NamesCheckpoints:
                     _log.warning("no checkpoint of the names was put into the lake", reason=error.message)
                 await trio.sleep(pause_s)
         finally:
-            references.disconnect(client)
+            self._store.references.disconnect(client)
 
     def _due_in_s(self, known: CheckpointsRecord) -> float:
         """Return the time until the next is due; a clock that went back is none that waits for ever."""

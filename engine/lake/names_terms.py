@@ -39,10 +39,9 @@ from engine.lake.names_replica import Term
 from engine.lake.plan import LakePlan
 from engine.lake.shards_here import begin_numbers
 from engine.lake_gc.joined_generation import JoinedGeneration
-from engine.lake_gc.names_by_requests import names_by_requests
-from engine.lake_gc.names_port import OtherNames, no_other_names
 from engine.lake_gc.shard_links import ConnectShard
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
+from engine.lake_upkeep.other_shards import NO_OTHER_SHARDS, OtherShards, shards_by_requests
 from engine.lake_upkeep.shard_upkeep import ShardUpkeep
 from engine.namespace.buckets import list_buckets
 from engine.process.mirrored_names import LocalNames
@@ -77,7 +76,7 @@ class NamesTerms:
         joined = JoinedGeneration(store.metadata, gate)
         coordinator = TermCoordinator(etcd.coordinator, store.superblock.store_id)
         buckets = BucketShards(coordinator, FIRST_SHARD)
-        others = names_by_requests(self.connect)
+        others = shards_by_requests(self.connect)
         upkeep = lake_upkeep(self.plan, names, coordinator, etcd, gate, joined, self.content, self.offload, others)
         service = NamesService(
             store,
@@ -102,7 +101,8 @@ class NamesTerms:
         joined = JoinedGeneration(store.metadata, gate)
         coordinator = TermCoordinator(etcd.coordinator, store.superblock.store_id, LogKeys(shard).leader)
         buckets = BucketShards(coordinator, shard)
-        upkeep = ShardUpkeep(coordinator, store, joined, upload_expiry_s=self.plan.upload_expiry_s)
+        links, stripes, expiry_s = self.content.links, self.content.stripes, self.plan.upload_expiry_s
+        upkeep = ShardUpkeep(shard, coordinator, links, stripes, store, joined, upload_expiry_s=expiry_s)
         service = NamesService(store, gate=gate, upkeep=upkeep.requests, checkpoints=checkpoints, buckets=buckets)
 
         async def begin() -> None:
@@ -156,7 +156,7 @@ def lake_upkeep(
     joined: JoinedGeneration,
     content: Content,
     offload: Offload,
-    others: OtherNames = no_other_names,
+    others: OtherShards = NO_OTHER_SHARDS,
     names_state: Callable[[], dict[str, Any]] | None = None,
 ) -> LakeUpkeep:
     """Return the upkeep of the lake beside the names of its first shard.

@@ -42,7 +42,7 @@ from engine.format.layouts import StoreIdentity
 from engine.head.head import AboutMachine, Head, open_head
 from engine.head.head_tier import HeadMemory
 from engine.host.clock import SystemClock
-from engine.lake.all_shards import OtherShard, OtherShards, open_for_reads, open_other_shards
+from engine.lake.all_shards import LocalShard, LocalShards, open_for_reads, open_other_shards
 from engine.lake.beside_names import learned, open_beside_names
 from engine.lake.children import open_children
 from engine.lake.embedded_names import embedded_names
@@ -97,7 +97,7 @@ class LakeNames:
     upkeep: LakeUpkeep
     service: EngineService
     """Serves the heads of other machines, with the names of the first shard."""
-    others: Mapping[NamesShard, OtherShard]
+    others: Mapping[NamesShard, LocalShard]
     """The other shards, where there are several."""
 
     @property
@@ -189,18 +189,9 @@ async def _open_with_names(plan: LakePlan, fabric: EngineFabric) -> AsyncIterato
         plan = _kept(plan, processes, protection)
         content = await open_content(stack, plan, coordinator, offload)
         count = await shards_of(coordinator)
-        others = await open_other_shards(stack, plan, store, coordinator, charge, count)
+        others = await open_other_shards(stack, plan, store, coordinator, content, charge, count)
         upkeep = lake_upkeep(
-            plan,
-            names,
-            coordinator,
-            None,
-            gate,
-            joined,
-            content,
-            offload,
-            others.names_of,
-            partial(others.state, names),
+            plan, names, coordinator, None, gate, joined, content, offload, others.others, partial(others.state, names)
         )
         serving = partial(
             NamesService,
@@ -221,7 +212,7 @@ async def _open_with_names(plan: LakePlan, fabric: EngineFabric) -> AsyncIterato
 
 
 async def _way(
-    stack: AsyncExitStack, coordinator: Coordinator, first: EngineService, others: OtherShards, count: int
+    stack: AsyncExitStack, coordinator: Coordinator, first: EngineService, others: LocalShards, count: int
 ) -> WayToNames:
     """Return the way to the names of so many shards here, of which the first has that service, until the stack ends."""
     if count == 1:

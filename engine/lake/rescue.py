@@ -80,8 +80,8 @@ class ReplicaHere:
 class NamesFound:
     """The replicas on this machine, by their shards, and what that of the first shard has of the lake's records.
 
-    `machine`: this one's id.  `count`: of names shards, as far as it is known here.  `repeated`: None if there is no copy
-    of the lake's records.  `is_in_charge`: the first shard was rescued already.
+    `machine`: this one's id.  `count`: of names shards, as far as it is known here.  `repeated`: None if there is no
+    copy of the lake's records.  `is_in_charge`: the first shard was rescued already.
     """
 
     machine: str

@@ -3,6 +3,7 @@
     members    each member's own check of its store, all at once; what it finds is named by the member
     names      the names' own store: index, journal, names, versions, uploads, spaces of keyed values
     content    every blob that names refer to, against the members (`content_check`)
+    shards     the same for each other names shard, where it is led
     deep       full only: the walker compares the shards of all named chunks with what they have to be
     garbage    shards of chunks that nothing refers to
 
@@ -10,7 +11,8 @@ Rules kept here:
 - *Damage* is content that cannot be read as it was, by bucket and key, and a store whose records or files are.  A
   damaged or missing shard of a chunk that can be read is a note: the walker makes it anew.  So is garbage.
 - What could not be checked is said: a member that did not answer, by its id and reason, unless it is out and no table
-  gives it a place; and chunks that only such members can tell of.  It is never damage.
+  gives it a place; chunks that only such members can tell of; and a names shard that could not be asked, without which
+  garbage is not counted.  It is never damage.
 - It changes nothing but what members' own checks change, and notes for the walker; the deep walk repairs.
 - One check at a time.
 """
@@ -24,23 +26,22 @@ import trio
 
 from engine.coordinator.lake_state import LakeState
 from engine.coordinator.records import MemberState
-from engine.fsck.keyed_check import KeyedCheck
-from engine.fsck.names_check import NamesCheck
+from engine.format.group_parts import FIRST_SHARD
 from engine.fsck.report import Report
-from engine.lake_upkeep.content_check import ContentCheck
 from engine.lake_upkeep.damaged_shards import note_damaged
 from engine.lake_upkeep.garbage_count import count_garbage
 from engine.lake_upkeep.member_answers import member_text, present_members, reports_of, unchecked
-from engine.lake_upkeep.stripe_check import StripeCheck
+from engine.lake_upkeep.names_fsck import FsckParts, NamesFsck
+from engine.lake_upkeep.other_shards import NO_OTHER_SHARDS, OtherShards
 from engine.members.ports import Members, Stripes
 from engine.store.names_store import NamesStore
 from engine.walker.member_openings import partitions_with
 from engine.walker.walker import Walker
 from engine.walker.walker_report import WalkReport
 from lakefs.cluster.erasure import ErasureCode
-from lakefs.errors import StaleEpoch
+from lakefs.errors import LakeError, StaleEpoch
 from lakefs.findings import Finding
-from lakefs.ids import ChunkId, MemberId, Partition
+from lakefs.ids import MemberId, NamesShard, Partition
 from lakefs.wire import messages as m
 
 _WALKS_MAX: Final = 3
@@ -53,14 +54,21 @@ class LakeFsck:
     """The check of one lake.  Used on the loop."""
 
     def __init__(
-        self, members: Members, state: LakeState, stripes: Stripes, names: NamesStore, code: ErasureCode, walker: Walker
+        self,
+        members: Members,
+        state: LakeState,
+        stripes: Stripes,
+        names: NamesStore,
+        code: ErasureCode,
+        walker: Walker,
+        others: OtherShards = NO_OTHER_SHARDS,
     ) -> None:
+        """`names`: those of names shard 0; `others` has the ones of all further shards."""
         self._members = members
         self._state = state
-        self._stripes = stripes
-        self._names = names
-        self._code = code
         self._walker = walker
+        self._others = others
+        self._parts = FsckParts(members, state, stripes, names.metadata, code)
         self._lock = trio.Lock()
 
     async def run(self, *, full: bool) -> dict[str, Any]:
@@ -77,33 +85,45 @@ class _LakeCheck:
         self._members = fsck._members
         self._full = full
         self._report = Report("full" if full else "quick")
-        self._looks = StripeCheck(fsck._members, fsck._state, fsck._code)
-        metadata = fsck._names.metadata
-        self._content = ContentCheck(metadata, fsck._stripes, self._looks, self._report, full=full)
-        self._of_names = NamesCheck(metadata, self._report, self._content.problem_of)
-        self._of_spaces = KeyedCheck(metadata, _no_problem)  # values are members', who check them
+        self._names = NamesFsck(fsck._parts, self._report, full=full, has_spaces=True)
+        self._content = self._names.content
+        self._others: list[dict[str, Any]] = []
+        """Reports of other shards."""
+        self._unasked: dict[NamesShard, str] = {}
+        """Other shards that were not checked, with the reasons."""
 
     async def run(self) -> dict[str, Any]:
         states = {record.member: record.state for record in await present_members(self._fsck._state)}
         away = await self._check_members(states)
-        await self._of_names.index_and_journal()
-        await self._content.run()
-        await self._of_names.nodes()
-        await self._of_names.uploads()
-        await self._of_names.names()
-        await self._of_spaces.run()
-        self._report.count("spaces", self._of_spaces.counts["spaces"])
+        await self._names.look()
+        for shard in range(FIRST_SHARD + 1, await self._fsck._state.names_shards()):
+            await self._check_shard(NamesShard(shard))
         if self._full:
             await self._walk_deep(states)
-        await self._of_names.report_damaged(self._of_spaces.findings())
-        if self._content.short_count:
-            message = (
-                f"shards of {self._content.short_count} chunks are not at their homes; the walker makes them whole"
-            )
+        await self._names.name_damaged()
+        if short := self._content.short_count + sum(report["short"] for report in self._others):
+            message = f"shards of {short} chunks are not at their homes; the walker makes them whole"
             self._report.found("lake", Finding.STRIPE_SHORT, message)
         await self._report_garbage(sorted(states.keys() - away.keys()))
-        missed = self._unchecked(self._looks.away | away, states)
+        missed = self._unchecked(self._away_at_shards() | self._names.looks.away | away, states)
         return self._report.as_json() | {"unchecked": missed}
+
+    # --- other names shards --------------------------------------------------------------------------
+
+    async def _check_shard(self, shard: NamesShard) -> None:
+        """Have another shard checked, and take what was found; one that cannot be asked is noted."""
+        try:
+            checked = await self._fsck._others.check(shard, self._full)
+        except LakeError as error:
+            self._unasked[shard] = error.message
+            return
+        self._report.take(checked.report)
+        self._content.named.add_all(checked.named)
+        self._others.append(checked.report)
+
+    def _away_at_shards(self) -> dict[MemberId, str]:
+        """Return the members that did not answer to leaders of other shards."""
+        return {MemberId(bytes.fromhex(member)): reason for r in self._others for member, reason in r["away"].items()}
 
     # --- members -----------------------------------------------------------------------------------
 
@@ -146,7 +166,10 @@ class _LakeCheck:
             if states.get(member) is not MemberState.OUT or partitions_with(self._members.tables, member)
         }
         missed = [*unchecked(needed)]
-        if count := self._content.unknown_count:
+        for shard, reason in self._unasked.items():
+            told = f"{reason}; garbage was not counted, since its names may refer to it"
+            missed.append({"object": _shard_text(shard), "reason": told})
+        if count := self._content.unknown_count + sum(report["unknown"] for report in self._others):
             missed.append(
                 {"object": "lake", "reason": f"{count} chunks cannot be judged without members that did not answer"}
             )
@@ -177,11 +200,12 @@ class _LakeCheck:
         return None
 
     async def _report_garbage(self, members: Iterable[MemberId]) -> None:
-        if not self._content.named.is_complete:
+        if not self._content.named.is_complete or self._unasked:
             return
         generation = await self._fsck._walker.generation()
         garbage = await count_garbage(self._members, members, self._content.named, generation)
-        told = "nothing that can be read; gc keeps them" if self._of_names.damaged else "nothing; gc frees them"
+        has_damage = self._names.has_damage or any(report["has_damage"] for report in self._others)
+        told = "nothing that can be read; gc keeps them" if has_damage else "nothing; gc frees them"
         if garbage.shards:
             message = (
                 f"{garbage.shards} shards ({garbage.size_bytes} bytes) are of chunks that are referred to by {told}"
@@ -192,8 +216,9 @@ class _LakeCheck:
             self._report.found("lake", Finding.GARBAGE, message)
 
 
-def _no_problem(_chunk: ChunkId, _length: int) -> None:
-    return None
+def _shard_text(shard: NamesShard) -> str:
+    """Return a names shard as reports name it."""
+    return f"names shard {shard}"
 
 
 def _is_of_shard(finding: Mapping[str, str]) -> bool:

@@ -31,11 +31,11 @@ from engine.host.tasks import plain_errors, run_all
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_gc.lake_gc import LakeGc
 from engine.lake_gc.names_in_process import NamesInProcess
-from engine.lake_gc.names_port import OtherNames, no_other_names
 from engine.lake_upkeep.lake_fsck import LakeFsck
 from engine.lake_upkeep.lake_scrub import LakeScrub
 from engine.lake_upkeep.lake_status import LakeStatus
 from engine.lake_upkeep.names_replicas import NamesReplicas
+from engine.lake_upkeep.other_shards import NO_OTHER_SHARDS, OtherShards
 from engine.lake_upkeep.upkeep_requests import LakeUpkeepRequests
 from engine.members.ports import Members, Stripes
 from engine.members.read_memory import Take, take_anew
@@ -103,7 +103,7 @@ class LakeUpkeep:
         etcd_state: Callable[[], dict[str, Any]] | None = None,
         on_change: OnChange | None = None,
         take: Take = take_anew,
-        others: OtherNames = no_other_names,
+        others: OtherShards = NO_OTHER_SHARDS,
     ) -> None:
         """`gate` and `joined` are those of the names' service.  `take`: memory for shards that the walker reads.
 
@@ -126,7 +126,7 @@ class LakeUpkeep:
         gate.retire_below(members.tables[-1].ring_epoch)
         self.state: Final = LakeState(coordinator)
         own = NamesInProcess(names, joined, expiry_s=settings.upload_expiry_s, batch=settings.gc_batch)
-        self.gc: Final = LakeGc(coordinator, members, stripes, own, clock, others)
+        self.gc: Final = LakeGc(coordinator, members, stripes, own, clock, others.names)
         pace = Pace(clock, rate_bytes_per_s=settings.walk_rate_bytes_per_s, share=settings.walk_share)
         code = ErasureCode(table.protection.data, table.protection.parity)
         self.walker: Final = Walker(members, self.state, code, offload, pace, take=take)
@@ -135,7 +135,7 @@ class LakeUpkeep:
             members, self.state, self.walker, clock, settings.membership, retiring=self._retiring
         )
         self.scrub: Final = LakeScrub(members, self.state)
-        self.fsck: Final = LakeFsck(members, self.state, stripes, names, code, self.walker)
+        self.fsck: Final = LakeFsck(members, self.state, stripes, names, code, self.walker, others)
         self.replicas: Final = None if etcd_state is None else NamesReplicas(coordinator, names.metadata)
         places = names_state, etcd_state, self.replicas
         parts = members, self.state, self.walks, self.gc, self.scrub, self.membership, clock
@@ -191,7 +191,7 @@ class LakeUpkeep:
     async def _retiring(self, epoch: RingEpoch, shards: int) -> None:
         """Let the names of all shards refuse answers of older epochs; returns when they do."""
         self._gate.retire_below(epoch)
-        others = [self._others(NamesShard(shard)) for shard in range(FIRST_SHARD + 1, shards)]
+        others = [self._others.names(NamesShard(shard)) for shard in range(FIRST_SHARD + 1, shards)]
         await run_all(lambda names: names.refuse_below(epoch), others)
 
     def _note_change(self) -> None:

@@ -16,6 +16,7 @@ from lakefs.limits import PARTITION_BITS
 NAMED_CHUNKS_MAX: Final = 1 << 24
 """128 MiB.  A lake with more, which is 64 TiB of full chunks, has its garbage not counted."""
 _BUCKET_BITS: Final = PARTITION_BITS
+_NUMBER_SHIFT: Final = 64 - _BUCKET_BITS
 
 
 class NamedChunks:
@@ -36,6 +37,34 @@ class NamedChunks:
         if self.is_complete:
             for chunk in chunks:
                 self._buckets[_bucket_of(chunk)].append(int.from_bytes(chunk[1:9], "big"))
+
+    def add_numbers(self, numbers: array[int]) -> None:
+        """Add chunks by the first 8 bytes of their digests, as numbers, ascending."""
+        self._count += len(numbers)
+        if self.is_complete:
+            for number in numbers:
+                self._buckets[number >> _NUMBER_SHIFT].append(number)
+
+    def leave_incomplete(self) -> None:
+        """Note that some chunks are missing."""
+        self._count = NAMED_CHUNKS_MAX + 1
+
+    def add_all(self, other: NamedChunks) -> None:
+        """Add the chunks of another set."""
+        self._count += other._count
+        if self.is_complete:
+            for bucket, more in zip(self._buckets, other._buckets, strict=True):
+                bucket.extend(more)
+
+    def page(self, after: int, limit: int) -> array[int]:
+        """Return the lowest `limit` chunks above a number, as `add_numbers` takes them; fewer at the end."""
+        found = array("Q")
+        for bucket in range(min(max(after, 0) >> _NUMBER_SHIFT, len(self._buckets)), len(self._buckets)):
+            wanted = sorted({number for number in self._buckets[bucket] if number > after})
+            found.extend(wanted[: limit - len(found)])
+            if len(found) == limit:
+                break
+        return found
 
     def absent(self, chunks: Sequence[bytes]) -> list[bool]:
         """Return for each chunk if it is not in the set; chunks are in the order of their digests."""

@@ -20,8 +20,13 @@ from engine.coordinator.lake_state import LakeState
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_gc.names_in_process import NamesInProcess
 from engine.lake_gc.names_requests import names_group
+from engine.lake_upkeep.names_fsck import FsckParts, ShardFsck
+from engine.lake_upkeep.names_fsck_requests import fsck_group
+from engine.members.ports import Members, Stripes
 from engine.requests.dispatch import Group
 from engine.store.names_store import NamesStore
+from lakefs.cluster.erasure import ErasureCode
+from lakefs.ids import NamesShard
 from lakefs.limits import GC_BATCH
 
 
@@ -30,7 +35,10 @@ class ShardUpkeep:
 
     def __init__(
         self,
+        shard: NamesShard,
         coordinator: Coordinator,
+        members: Members,
+        stripes: Stripes,
         names: NamesStore,
         joined: JoinedGeneration,
         *,
@@ -39,6 +47,9 @@ class ShardUpkeep:
     ) -> None:
         """`joined` is that of the names' service.  `upload_expiry_s`: age at which uploads are removed; 0: never."""
         self._state = LakeState(coordinator)
+        protection = members.tables[0].protection
+        code = ErasureCode(protection.data, protection.parity)
+        self.fsck: Final = ShardFsck(shard, FsckParts(members, self._state, stripes, names.metadata, code))
         self._joined = joined
         self.names: Final = NamesInProcess(names, joined, expiry_s=upload_expiry_s, batch=batch)
         """The shard's names, for a driver in this very process."""
@@ -46,7 +57,8 @@ class ShardUpkeep:
     @property
     def requests(self) -> Group:
         """Handlers of the driver's requests: `NamesService(..., upkeep=...)`."""
-        return names_group(self.names)
+        groups = names_group(self.names), fsck_group(self.fsck)
+        return Group([part for group in groups for part in group.parts], ends=[end for g in groups for end in g.ends])
 
     async def begin(self) -> None:
         """Join what is joined, and refuse what is retired, durably; before names are served.

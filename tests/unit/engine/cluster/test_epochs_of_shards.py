@@ -13,7 +13,7 @@ from lakefs.errors import SessionLost
 from lakefs.ids import RingEpoch
 from lakefs.wire import messages as m
 from tests.lake_rig import SmallLake
-from tests.names_shards_rig import WAYS, LedShard, Reach, ShardedLake, noticed, sharded_lake
+from tests.names_shards_rig import NEAR, WAYS, LedShard, Reach, ShardedLake, noticed, sharded_lake
 from tests.store_rig import run
 
 Main = Callable[[ShardedLake], Awaitable[None]]
@@ -111,7 +111,7 @@ def add_while_an_epoch_is_retired(reach: Reach) -> None:
     with_second_epoch(main, reach)
 
 
-@pytest.mark.parametrize("reach", Reach)
+@pytest.mark.parametrize("reach", NEAR)
 def test_a_shard_that_is_added_meanwhile_is_asked_too(reach: Reach) -> None:
     add_while_an_epoch_is_retired(reach)
 

@@ -200,7 +200,7 @@ def test_records_of_spaces_are_checked_where_the_names_are() -> None:
         await ask(one.client, m.SpaceOpen("kv"), m.SpaceStat)
         assert (report := await one.fsck())["findings"] == []
         assert (report["checked"]["spaces"], report["checked"]["named_chunks"]) == (1, 0)
-        names = one.upkeep.fsck._names.metadata
+        names = one.upkeep.fsck._parts.metadata
         with names.view() as view:
             [key] = [key for key, _ in view.scan(Table.KEYED, SPACES_BEGIN, SPACES_END)]
 
@@ -273,7 +273,7 @@ def test_content_of_another_length_than_its_name_says_is_damage() -> None:
 
 async def _problems_with(one: Kept, length: int) -> list[str]:
     content = ContentCheck(
-        one.upkeep.fsck._names.metadata,
+        one.upkeep.fsck._parts.metadata,
         one.rig.stripes,
         StripeCheck(one.rig.members, one.rig.state, one.rig.code),
         Report("quick"),

@@ -18,7 +18,7 @@ from lakefs.errors import ChunkNotFound, LakeError, PreconditionFailed, SessionL
 from lakefs.ids import GcGeneration, MemberId, data_chunk_id
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
-from tests.names_shards_rig import WAYS, Reach, ShardedLake, noticed, sharded_lake
+from tests.names_shards_rig import NEAR, WAYS, Reach, ShardedLake, noticed, sharded_lake
 from tests.sim.world.determinism import run_seeded
 from tests.store_rig import run
 from tests.unit.engine.cluster.test_lake_gc_beside import (
@@ -155,7 +155,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_pages")
-@pytest.mark.parametrize("reach", Reach)
+@pytest.mark.parametrize("reach", NEAR)
 def test_content_that_moves_within_a_shard_amid_its_walk_stays(reach: Reach) -> None:
     race(
         reach,
@@ -171,14 +171,14 @@ def test_content_that_moves_within_a_shard_amid_its_walk_stays(reach: Reach) -> 
 
 
 @pytest.mark.usefixtures("small_pages")
-@pytest.mark.parametrize("reach", Reach)
+@pytest.mark.parametrize("reach", NEAR)
 def test_a_walk_that_loses_a_blob_bound_behind_it_is_noticed(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Roots, "_note_rebound", lambda self, sequence, notes: None)
     with noticed("lost by copy_to_a_folder_key"):
         race(reach, copy_to_a_folder_key)
 
 
-@pytest.mark.parametrize("reach", Reach)
+@pytest.mark.parametrize("reach", NEAR)
 def test_a_shard_that_forgets_its_leases_is_noticed(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(References, "leased_blobs", lambda self: iter(()))
     with noticed("lost by open_and_remove"):
@@ -213,7 +213,7 @@ def copy_elsewhere_amid_a_cycle(reach: Reach) -> None:
     with_shards(main, reach)
 
 
-@pytest.mark.parametrize("reach", Reach)
+@pytest.mark.parametrize("reach", NEAR)
 def test_a_copy_into_a_shard_that_was_walked_stays(reach: Reach) -> None:
     copy_elsewhere_amid_a_cycle(reach)
 
@@ -246,7 +246,7 @@ def add_amid_a_cycle(reach: Reach) -> None:
     with_shards(main, reach)
 
 
-@pytest.mark.parametrize("reach", Reach)
+@pytest.mark.parametrize("reach", NEAR)
 def test_a_shard_that_is_added_amid_a_cycle_begins_with_its_generation(reach: Reach) -> None:
     add_amid_a_cycle(reach)
 
@@ -281,12 +281,12 @@ def bind_on_old_answers(reach: Reach) -> None:
     with_shards(main, reach)
 
 
-@pytest.mark.parametrize("reach", Reach)
+@pytest.mark.parametrize("reach", NEAR)
 def test_each_shard_joins_so_it_binds_nothing_that_may_be_freed(reach: Reach) -> None:
     bind_on_old_answers(reach)
 
 
-@pytest.mark.parametrize("reach", Reach)
+@pytest.mark.parametrize("reach", NEAR)
 def test_a_shard_that_is_not_joined_is_noticed(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     join = LakeGc._join
 

@@ -11,7 +11,14 @@ import trio
 
 from engine.coordinator.kept_coordinator import KeptCoordinator
 from engine.coordinator.lake_state import LakeState, pages
-from engine.coordinator.records import CHECKPOINTS_KEY, CheckpointsRecord, LakeRecord, NamesCheckpoint, encode
+from engine.coordinator.records import (
+    CHECKPOINTS_KEY,
+    CheckpointsRecord,
+    LakeRecord,
+    NamesCheckpoint,
+    checkpoints_key,
+    encode,
+)
 from engine.lake import names_checkpoints
 from engine.lake.from_lake import LakeSource
 from engine.lake.names_checkpoints import FIRST_S, KEPT, NamesCheckpoints, decoded
@@ -22,6 +29,7 @@ from lakefs.host.offload import InlineOffload
 from lakefs.ids import GcGeneration, RingEpoch, chunk_of
 from tests.contract.coordinators import put
 from tests.lake_rig import SmallLake, small_lake
+from tests.names_shards_rig import Reach, sharded_lake
 from tests.sim.world.clock import SimClock
 from tests.sim.world.disk import SimDisk
 from tests.store_rig import run
@@ -31,15 +39,17 @@ HOUR_S = 3600.0
 
 
 @asynccontextmanager
-async def checkpoints_of(lake: SmallLake, every_s: float = HOUR_S) -> AsyncIterator[None]:
+async def checkpoints_of(lake: SmallLake, every_s: float = HOUR_S, key: bytes = CHECKPOINTS_KEY) -> AsyncIterator[None]:
     """Put checkpoints of a lake's names into it, during the block."""
-    made = NamesCheckpoints(
-        lake.coordinator, lake.members, lake.stripes, lake.names, lake.names_disk, lake.gate, InlineOffload(), every_s
-    )
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(made.run)
+        nursery.start_soon(made_by(lake, every_s, key).run)
         yield
         nursery.cancel_scope.cancel()
+
+
+def made_by(lake: SmallLake, every_s: float, key: bytes = CHECKPOINTS_KEY) -> NamesCheckpoints:
+    parts = lake.coordinator, lake.members, lake.stripes, lake.names, lake.names_disk, lake.gate
+    return NamesCheckpoints(*parts, InlineOffload(), every_s, key)
 
 
 async def recorded(lake: SmallLake) -> CheckpointsRecord:
@@ -48,7 +58,7 @@ async def recorded(lake: SmallLake) -> CheckpointsRecord:
 
 async def is_readable(lake: SmallLake, checkpoint: NamesCheckpoint) -> bool:
     """Return True if names can be made from a checkpoint."""
-    source = LakeSource(lake.stripes, checkpoint, SimClock(), InlineOffload())
+    source = LakeSource(lake.stripes, [checkpoint], SimClock(), InlineOffload())
     with mock.patch("engine.lake.from_lake.PATIENCE_S", 0.0):
         try:
             return sum([len(piece) async for piece in source._pieces(chunk_of(checkpoint.blob))]) > 0
@@ -66,7 +76,7 @@ def test_names_are_made_from_a_checkpoint_in_the_lake(piece_bytes: int) -> None:
                 await trio.sleep(FIRST_S + 10)
                 [checkpoint] = (await recorded(lake)).checkpoints
             before = contents(lake.names.metadata)
-            source = LakeSource(lake.stripes, checkpoint, SimClock(), InlineOffload())
+            source = LakeSource(lake.stripes, [checkpoint], SimClock(), InlineOffload())
             opening = open_names_store(
                 SimDisk(9),
                 SimClock(),
@@ -162,7 +172,7 @@ def test_a_checkpoint_that_is_short_makes_no_names() -> None:
                 await trio.sleep(FIRST_S + 10)
                 [checkpoint] = (await recorded(lake)).checkpoints
             longer = NamesCheckpoint(checkpoint.blob, checkpoint.sequence, checkpoint.file_bytes + 1, 0)
-            source = LakeSource(lake.stripes, longer, SimClock(), InlineOffload())
+            source = LakeSource(lake.stripes, [longer], SimClock(), InlineOffload())
             opening = open_names_store(
                 SimDisk(9), SimClock(), InlineOffload(), cluster_id=NAMES_OF, create=True, begin_anew=source.begin_anew
             )
@@ -188,5 +198,42 @@ def test_kept_records_are_read_as_a_coordinator_and_never_changed() -> None:
             async with kept.watch(b"\0", b"\xff", (await kept.get(b"lake")).revision) as watch:
                 await anext(watch)
         assert waiting.cancelled_caught
+
+    run(main)
+
+
+def test_a_leader_has_leased_what_is_recorded_before_it_serves() -> None:
+    async def main() -> None:
+        async with small_lake(2) as lake:
+            await lake.put("object", b"payload")
+            async with checkpoints_of(lake):
+                await trio.sleep(FIRST_S + 10)
+            [checkpoint] = (await recorded(lake)).checkpoints
+            await lake.stop_names()
+            await lake.start_names()
+            await made_by(lake, HOUR_S).begin()
+            for _ in range(4):
+                await lake.collect()
+            assert await is_readable(lake, checkpoint)
+
+    run(main)
+
+
+def test_each_names_shard_has_checkpoints_of_its_own() -> None:
+    async def main() -> None:
+        async with sharded_lake(Reach.BY_REQUESTS, 2, 2) as sharded:
+            lake, shard = sharded.first, sharded.others[0]
+            await lake.put("object", b"payload")
+            await shard.put("object of the shard", b"payload of the shard")
+            key = checkpoints_key(shard.shard)
+            async with checkpoints_of(lake), checkpoints_of(shard, key=key):
+                await trio.sleep(FIRST_S + 10)
+                [first] = (await recorded(lake)).checkpoints
+                [second] = decoded((await lake.coordinator.get(key)).entry).checkpoints
+                assert first.blob != second.blob
+                for _ in range(4):
+                    await sharded.collect()
+                assert await is_readable(lake, first)
+                assert await is_readable(lake, second)
 
     run(main)

@@ -15,12 +15,14 @@ from engine.coordinator.records import (
     EPOCH_KEY,
     ETCD_KEY,
     REPEATED_KEY,
+    SHARDS_KEY,
     WALKER_KEY,
     Charge,
     ChargeRecord,
     RepeatedRecord,
     RepeatedReplica,
     ReplicaRecord,
+    ShardsRecord,
     decode,
     encode,
     epoch_key,
@@ -28,7 +30,7 @@ from engine.coordinator.records import (
 from engine.coordinator.repeating import REPEAT_EVERY_S, SIGN_EVERY_S, Repeating
 from engine.format.group_parts import FIRST_SHARD, LogKeys
 from lakefs.errors import EngineUnreachable
-from lakefs.ids import ReplicaId, RingEpoch, Sequence as GroupSequence
+from lakefs.ids import NamesShard, ReplicaId, RingEpoch, Sequence as GroupSequence
 from tests.contract.coordinators import put
 from tests.memory_coordinator import HISTORY, MemoryCoordinator, memory_coordinator
 from tests.sim.world.clock import SimClock
@@ -195,6 +197,26 @@ def test_the_time_and_the_replicas_are_noted_each_minute() -> None:
             assert len(table.batches) == 3
             assert noted(table).said_ns >= first.said_ns + 2 * SIGN_EVERY_S * 1e9
             assert noted(table).replicas == (RepeatedReplica(replica, "machine", GroupSequence(7), 5),)
+
+    run(scenario)
+
+
+def test_replicas_of_further_shards_are_noted_with_theirs() -> None:
+    async def scenario() -> None:
+        async with repeating() as (etcd, table):
+            first, second = ReplicaId(b"r" * 16), ReplicaId(b"s" * 16)
+            record = ReplicaRecord("machine", GroupSequence(7), 5)
+            await put(etcd, SHARDS_KEY, encode(ShardsRecord(2)))
+            await put(etcd, KEYS.replica(first), encode(record))
+            await put(etcd, LogKeys(NamesShard(1)).replica(second), encode(record))
+            await settled(etcd, table)
+            await trio.sleep(SIGN_EVERY_S + 1)
+            about = "machine", GroupSequence(7), 5
+            assert noted(table).replicas == (
+                RepeatedReplica(first, *about),
+                RepeatedReplica(second, *about, NamesShard(1)),
+            )
+            assert table.entries[SHARDS_KEY].value == encode(ShardsRecord(2)), "their number is a record as others"
 
     run(scenario)
 

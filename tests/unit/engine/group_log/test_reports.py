@@ -9,11 +9,12 @@ import pytest
 import trio
 
 from engine.coordinator.coordinator import Coordinator, Put
-from engine.coordinator.records import LeaderRecord, ReplicaRecord, decode, encode
+from engine.coordinator.records import SHARDS_KEY, LeaderRecord, LogRecord, ReplicaRecord, ShardsRecord, decode, encode
+from engine.format.group_parts import LogKeys
 from engine.group_log.reports import ReplicaRemoved, Reports
 from engine.lake_upkeep.names_replicas import LOOK_EVERY_S, SILENT_LOOKS, NamesReplicas
 from lakefs.errors import InvalidArgument, PreconditionFailed, StoreFull
-from lakefs.ids import ReplicaId, Sequence
+from lakefs.ids import NamesShard, ReplicaId, Sequence
 from tests.memory_coordinator import MemoryCoordinator, memory_coordinator
 from tests.replica_rig import KEYS, Replica, place_of, replicas_on
 from tests.unit.engine.group_log.test_replica import NAMES, run
@@ -121,7 +122,7 @@ def test_a_replica_is_silent_when_the_leader_has_said_more_and_more_without_it()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(replicas.run)
-            await trio.sleep((SILENT_LOOKS + 3) * LOOK_EVERY_S)
+            await trio.sleep((SILENT_LOOKS + 3.5) * LOOK_EVERY_S)  # so no look is at the same moment as a report
             assert await states() == ["leads", "follows"], "nobody could say anything"
             for _ in range(SILENT_LOOKS):
                 await reports[FIRST].say(record(9, "1"))
@@ -133,6 +134,56 @@ def test_a_replica_is_silent_when_the_leader_has_said_more_and_more_without_it()
             await reports[SECOND].say(record(9, "2"))
             assert await states() == ["leads", "follows"]
             assert (await replicas.read())["outlives_machines"] == 1
+            nursery.cancel_scope.cancel()
+
+    scenario_of(body)
+
+
+def test_replicas_of_further_shards_are_read_and_removed_by_their_own_leaders_records() -> None:
+    async def body(coordinator: MemoryCoordinator) -> None:
+        keys, third = LogKeys(NamesShard(1)), ReplicaId(b"3" * 16)
+        replicas = NamesReplicas(coordinator, At(Sequence(9)))
+        await Reports(coordinator, KEYS, FIRST).say(record(9, "1"))
+        await lead(coordinator, FIRST)
+        await Reports(coordinator, keys, SECOND).say(record(70, "1"))
+        await Reports(coordinator, keys, third).say(record(61, "2"))
+        assert "shards" not in await replicas.read(), "the lake has one"
+        with pytest.raises(InvalidArgument):
+            await replicas.remove(third)
+        await coordinator.transact([], [Put(SHARDS_KEY, encode(ShardsRecord(2)))])
+        await coordinator.transact([], [Put(keys.leader, encode(LeaderRecord(SECOND, "m", ())))])
+        await coordinator.transact([], [Put(keys.log, encode(LogRecord(b"l" * 16, Sequence(60))))])
+        found = await replicas.read()
+        assert [each["id"] for each in found["replicas"]] == [FIRST.hex()]
+        [second] = found["shards"]
+        assert second["shard"] == 1
+        assert [(each["state"], each["groups_behind"]) for each in second["replicas"]] == [("leads", 0), ("follows", 9)]
+        assert (second["tail"]["groups"], second["outlives_machines"]) == (10, 1)
+        with pytest.raises(PreconditionFailed, match="leads the names"):
+            await replicas.remove(SECOND)
+        await replicas.remove(third)
+        [second] = (await replicas.read())["shards"]
+        assert [each["state"] for each in second["replicas"]] == ["leads", "removed"]
+
+    scenario_of(body)
+
+
+def test_a_replica_of_a_further_shard_that_says_nothing_is_silent() -> None:
+    async def body(coordinator: MemoryCoordinator) -> None:
+        keys = LogKeys(NamesShard(1))
+        replicas = NamesReplicas(coordinator, At(Sequence(9)))
+        await coordinator.transact([], [Put(SHARDS_KEY, encode(ShardsRecord(2)))])
+        leader = Reports(coordinator, keys, SECOND)
+        await leader.say(record(9, "1"))
+        await Reports(coordinator, keys, FIRST).say(record(9, "2"))
+        await coordinator.transact([], [Put(keys.leader, encode(LeaderRecord(SECOND, "m", ())))])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(replicas.run)
+            for number in range(SILENT_LOOKS + 2):
+                await trio.sleep(LOOK_EVERY_S)
+                await leader.say(record(10 + number, "1"))
+            [second] = (await replicas.read())["shards"]
+            assert [each["state"] for each in second["replicas"]] == ["silent", "leads"]
             nursery.cancel_scope.cancel()
 
     scenario_of(body)
