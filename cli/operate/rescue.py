@@ -30,11 +30,20 @@ WHAT_A_CHECKPOINT_LACKS = "what was named since then is lost"
 @click.option("--from-here", is_flag=True, help="Begin again from this replica: no other has a higher group.")
 @click.option("--from-lake", is_flag=True, help="No replica is left: begin again from a checkpoint in the lake.")
 @click.option("--read-only", is_flag=True, help="Let the next start of lake serve serve reads of what it has.")
+@click.option(
+    "--restored", is_flag=True, help="Names here were copied from another machine, or put back from a backup."
+)
 @click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
 @click.option("--data", metavar="DIR", multiple=True, help="A folder on each device; else the settings' ones.")
 @json_option
 def rescue(
-    data: tuple[str, ...], file: str | None, from_here: bool, from_lake: bool, read_only: bool, as_json: bool
+    data: tuple[str, ...],
+    file: str | None,
+    from_here: bool,
+    from_lake: bool,
+    read_only: bool,
+    restored: bool,
+    as_json: bool,
 ) -> None:
     """Let a lake whose etcd is lost for ever begin again from the replica of its names on this machine.
 
@@ -45,6 +54,9 @@ def rescue(
     With --read-only the next start of lake serve lists and reads what this replica has, without the etcd, and refuses
     changes; the start behind that is a normal one.
 
+    Where the names are in several shards, all of them are to be on this machine: copy the folder of one that is not
+    from a machine that has it, and use --restored with --from-here.
+
     Where no machine has a replica any more, --from-lake makes the names anew from the newest checkpoint of them that
     lies in the lake itself.  lake serve runs on the other machines then, so that their members are found.
     """
@@ -53,7 +65,7 @@ def rescue(
 
     if from_here + from_lake + read_only > 1:
         raise InvalidArgument("give one of --from-here, --from-lake and --read-only")
-    plan = _plan(data, file)
+    plan = _plan(data, file, restored=restored)
     place = etcd_to_be_lost(plan)
     if read_only and place is None:
         raise InvalidArgument("the lake begins again from this replica, and has its names here: start it")
@@ -217,11 +229,11 @@ def _line(subject: str, told: str) -> str:
     return f"{subject:<39} {told}"
 
 
-def _plan(data: tuple[str, ...], file: str | None) -> LakePlan:
+def _plan(data: tuple[str, ...], file: str | None, *, restored: bool) -> LakePlan:
     """Return the lake in this machine's folders.  Errors of `plan_lake`."""
     from cli.serve.serve import member_command
     from engine.lake.lake_process import LakeOptions, plan_lake
     from lakefs.config.settings import load
 
     config = load(file=file, flags={"data": data})
-    return plan_lake(config, partial(member_command, config), LakeOptions())
+    return plan_lake(config, partial(member_command, config), LakeOptions(restored=restored))

@@ -148,7 +148,8 @@ async def _refuse_missing(plan: LakePlan, coordinator: Coordinator) -> None:
         hosts = hosts_of(await LakeState(coordinator).members())
         raise PreconditionFailed(
             f"this machine has no replica of names shard {shard}, and a lake without etcd has all of them on one; "
-            + how_to_copy(shard, None if last is None else last.machine, hosts),
+            + how_to_copy(shard, None if last is None else last.machine, hosts)
+            + " lake serve --restored",
             subject=f"names shard {shard}",
         )
 

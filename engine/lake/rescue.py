@@ -219,7 +219,7 @@ def why_not_from_here(found: NamesFound) -> str:
     group = "" if last is None else f"; that had group {last.kept} at the last report"
     return (
         f"this machine has no replica of names shard {shard}, and without its names the content that they have would "
-        f"be removed: {how}{group}"
+        f"be removed: {how} lake cluster rescue --from-here --restored{group}"
     )
 
 

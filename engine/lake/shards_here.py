@@ -120,5 +120,5 @@ def how_to_copy(shard: NamesShard, machine: str | None, hosts: Mapping[str, str]
     where = "a machine that has one" if machine is None else hosts.get(machine, f"machine {machine}")
     return (
         f"stop lake serve at {where}, copy {names_folder(Path(), shard)} from each data folder there that has it into "
-        "one here, and try again"
+        "one here, and try again with"
     )

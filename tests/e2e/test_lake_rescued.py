@@ -42,8 +42,8 @@ def rescue(machine: Machine, *options: str) -> Any:
     return lake("cluster", "rescue", *machine.data_options, *options)
 
 
-def looked_at(machine: Machine) -> dict[str, Any]:
-    done = rescue(machine, "--json")
+def looked_at(machine: Machine, *options: str) -> dict[str, Any]:
+    done = rescue(machine, "--json", *options)
     assert done.code == 0, done
     found: dict[str, Any] = json.loads(done.out)
     return found
