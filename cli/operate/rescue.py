@@ -30,9 +30,7 @@ WHAT_A_CHECKPOINT_LACKS = "what was named since then is lost"
 @click.option("--from-here", is_flag=True, help="Begin again from this replica: no other has a higher group.")
 @click.option("--from-lake", is_flag=True, help="No replica is left: begin again from a checkpoint in the lake.")
 @click.option("--read-only", is_flag=True, help="Let the next start of lake serve serve reads of what it has.")
-@click.option(
-    "--restored", is_flag=True, help="Names here were copied from another machine, or put back from a backup."
-)
+@click.option("--restored", is_flag=True, help="Names here were copied from elsewhere, or put back from a backup.")
 @click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
 @click.option("--data", metavar="DIR", multiple=True, help="A folder on each device; else the settings' ones.")
 @json_option

@@ -71,7 +71,7 @@ from engine.lake.plan import LakePlan, refuse_other_protection
 from engine.lake.presence import head_record, present, with_deadline
 from engine.lake.reads_only import end_with_this_start, reading, recorded_protection
 from engine.lake.replica_host import MachineHost
-from engine.lake.shard_replicas import ShardReplicas, WayToNames, machines_before, running_replicas
+from engine.lake.shard_replicas import ShardReplicas, WayToNames, copied_from, machines_before, running_replicas
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.members.member_links import MemberLinks
@@ -301,6 +301,7 @@ def _replica(terms: NamesTerms, leaders: NamesLeaders, shards: NamesShards, shar
         incarnation=bytes.fromhex(etcd.place.incarnation),
         leads=terms.leads,
         machines_before=before,
+        copied_from=partial(copied_from, etcd.coordinator, shard, plan.machine.machine),
     )
 
 

@@ -46,11 +46,13 @@ def put(machine: Machine, *names: str) -> None:
 
 def has_all(machine: Machine, key: str = "object") -> None:
     """Fail unless a machine lists all buckets, and reads an object of each that was made behind the shard."""
+    eventually(lambda: machine("ls").code == 0, "the buckets are not listed")
     listed = machine.good("ls").text
     assert all(bucket in listed for bucket in BUCKETS), listed
     for name in (f"{bucket}/{key}" for bucket in BUCKETS[1:]):
         eventually(lambda name=name: machine("stat", name).code == 0, f"{name} has no name")  # type: ignore[misc]
-        assert machine.good("cat", name).out == LONG + name.encode()
+        wanted = LONG + name.encode()  # other members may not have been found again yet
+        eventually(lambda name=name, wanted=wanted: machine("cat", name).out == wanted, f"{name} is not read")  # type: ignore[misc]
         assert key in machine.good("ls", f"{name.partition('/')[0]}/").text
 
 
@@ -147,7 +149,6 @@ def test_a_lake_of_two_shards_outlives_the_loss_of_its_etcd(etcd: EtcdCluster, t
         assert f"group {group} of names shard 1" in done.err, done
         assert rescue(first, "--from-here").code == 0, "it may be repeated"
         first.start()
-        has_all(first)
         for machine in (second, third):
             machine.join(first)
             machine.start()
