@@ -299,8 +299,6 @@ HEAD_SPACES_FRESH_S: Final = 10.0
 """Time for which a head relies on what it read of the lake's spaces: 6 short requests to the names a minute."""
 HEAD_BIND_ATTEMPTS: Final = 4
 """Times that a head binds names, as gc generations and ring epochs advance; each takes minutes to."""
-NAMES_ROUTES_MAX: Final = 6
-"""Times that a head looks for a bucket that moves between names shards: each time it was removed and made anew."""
 
 # --- wire --------------------------------------------------------------------------------------------
 CONTROL_BYTES_MAX: Final = 4 * MIB

@@ -93,7 +93,7 @@ class LakeNames:
     """The names of the lake on this machine, with what is beside them."""
 
     local: LocalNames
-    """Of the first shard."""
+    """The first shard's."""
     upkeep: LakeUpkeep
     service: EngineService
     """Serves the heads of other machines, with the names of the first shard."""

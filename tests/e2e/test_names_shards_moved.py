@@ -87,8 +87,10 @@ def test_a_lake_of_two_shards_leaves_its_etcd_and_goes_back(etcd: EtcdCluster, t
         has_all(other, "without")
         put(other, *(f"{bucket}/elsewhere" for bucket in BUCKETS[1:]))
         machine.lose_power()
+        machine._options = ("--heads", "2")
         machine.start()
         has_all(machine, "elsewhere")
+        machine._options = ()
         assert other.stop() == 0
         assert machine.stop() == 0
 
