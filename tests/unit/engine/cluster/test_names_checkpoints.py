@@ -179,6 +179,11 @@ def test_a_checkpoint_that_is_short_makes_no_names() -> None:
             with pytest.raises(StoreDamaged, match="bytes, not"):
                 async with opening:
                     pass
+            source = LakeSource(lake.stripes, [longer, checkpoint], SimClock(), InlineOffload())
+            async with open_names_store(
+                SimDisk(10), SimClock(), InlineOffload(), cluster_id=NAMES_OF, create=True, begin_anew=source.begin_anew
+            ):
+                assert source.used == checkpoint, "the one before it"
 
     run(main)
 

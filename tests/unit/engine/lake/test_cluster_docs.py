@@ -48,7 +48,7 @@ from engine.lake.machine import made, new_machine, write_machine
 from engine.lake.names_here import TABLE
 from engine.lake.plan import refuse_other_protection
 from engine.lake.reads_only import READS_ONLY
-from engine.lake.rescue import NamesFound, ReplicaHere
+from engine.lake.rescue import NamesFound, ReplicaHere, why_not_from_here
 from engine.lake_upkeep import names_replicas
 from engine.superblock.store_role import refuse_other_role
 from engine.superblock.superblock import NO_CLUSTER, open_store, read_superblock
@@ -56,7 +56,7 @@ from engine.walker import membership
 from engine.walker.member_openings import CAME_BACK_OLD
 from lakefs.cluster.protection import Protection
 from lakefs.errors import LakeError, StoreLocked
-from lakefs.ids import EMPTY_BLOB, MemberId, ReplicaId, Sequence
+from lakefs.ids import EMPTY_BLOB, MemberId, NamesShard, ReplicaId, Sequence
 from lakefs.limits import GIB, MIB
 from lakefs.ports import DiskLock
 from lakefs.transport.address import parse_address
@@ -256,10 +256,18 @@ def test_what_a_rescue_shows_is_quoted() -> None:
     replica = ReplicaHere(FIRST_SHARD, here, Sequence(52130))
     for line in rescue_lines(NamesFound("m3", (replica,), 1, repeated, (member,)), ""):
         assert is_quoted(line.replace(here.hex(), "81d0e2...").replace(there.hex(), "5f1c7a...")), line
+    known = RepeatedReplica(there, "m4", Sequence(7133), said_ns, NamesShard(1))
+    found = NamesFound("m3", (replica,), 2, RepeatedRecord(said_ns, (known,)), (member,))
+    assert found.missing == [1]
+    for line in rescue_lines(found, "")[-2:]:
+        assert is_quoted(line.replace(there.hex(), "5f1c7a...")), line
+    assert is_quoted(why_not_from_here(found).partition("; that had group 7133")[0])
     assert is_quoted(WHAT_IS_LOST[1:])
     assert is_quoted(READS_ONLY)
     made = NamesCheckpoint(EMPTY_BLOB, Sequence(51877), 412 * MIB, 1_796_029_212 * 10**9)
-    [line] = checkpoint_lines({FIRST_SHARD: [made]}, "")
+    [line, second] = checkpoint_lines({FIRST_SHARD: [made], NamesShard(1): [made]}, "")
+    assert second.startswith("checkpoint of names 1 in the lake ")
+    assert "`checkpoint of names 1 in the lake`" in TEXT
     assert is_quoted(line)
     assert is_quoted(WHAT_A_CHECKPOINT_LACKS[1:])
 

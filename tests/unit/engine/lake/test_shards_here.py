@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import cast
 from unittest import mock
 
 import pytest
@@ -21,31 +24,37 @@ from engine.coordinator.records import (
     SHARDS_KEY,
     Charge,
     ChargeRecord,
+    CheckpointsRecord,
     LakeRecord,
+    NamesCheckpoint,
     RepeatedRecord,
     RepeatedReplica,
     ReplicaRecord,
     ShardsRecord,
+    checkpoints_key,
     encode,
 )
 from engine.format.group_parts import FIRST_SHARD, LogKeys
 from engine.group_log.assembly import ReplicaIsBehind
 from engine.lake import moving_over, rescue as rescue_module
-from engine.lake.all_shards import assigned_buckets
+from engine.lake.all_shards import assigned_buckets, open_other_shards
 from engine.lake.etcd_place import EtcdPlace
+from engine.lake.from_lake import kept_records
+from engine.lake.lake_content import Content
+from engine.lake.lake_records import LakeRecords, write_lake_records
 from engine.lake.machine import new_machine
 from engine.lake.member_processes import MemberPlan
 from engine.lake.names_here import open_names, open_table
 from engine.lake.names_replica import refuse_other_time
 from engine.lake.plan import LakePlan
-from engine.lake.rescue import looked_at, rescued
+from engine.lake.rescue import NamesFound, ReplicaHere, looked_at, rescued
 from engine.lake.shards_here import NODE_BITS, note, noted_in, refuse_missing, refuse_other_note
-from engine.namespace.buckets import ensure_bucket
+from engine.namespace.buckets import ensure_bucket, list_buckets
 from engine.process.mirrored_names import LocalNames
 from lakefs.cluster.protection import Protection
 from lakefs.cluster.table_format import pack
 from lakefs.errors import PreconditionFailed, StoreUnusable
-from lakefs.ids import NamesShard, ReplicaId, RingEpoch, Sequence
+from lakefs.ids import EMPTY_BLOB, NamesShard, ReplicaId, RingEpoch, Sequence
 from tests.memory_coordinator import MemoryCoordinator, memory_coordinator
 from tests.names_rig import names_store
 from tests.unit.engine.cluster.stripe_rig import table_of
@@ -228,6 +237,29 @@ def test_names_that_were_to_be_made_here_and_were_not_are_no_replica(tmp_path: P
     trio.run(main)
 
 
+def test_checkpoints_in_the_lake_are_for_the_shards_that_have_no_replica_here(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    made = NamesCheckpoint(EMPTY_BLOB, Sequence(7), 1000, 5)
+    first = ReplicaHere(FIRST_SHARD, THERE, Sequence(9))
+
+    def keep(*keys: bytes) -> None:
+        records = {key: encode(CheckpointsRecord((made,))) for key in keys}
+        records[SHARDS_KEY] = encode(ShardsRecord(2))
+        write_lake_records([tmp_path], LakeRecords(LAKE, 1, records))
+
+    keep(checkpoints_key(FIRST_SHARD))
+    for replicas in ((), (first,)):
+        with pytest.raises(PreconditionFailed, match="no replica of names shard 1, and knows of no checkpoint"):
+            kept_records(plan, NamesFound("m1", replicas, 1))
+    keep(*map(checkpoints_key, SHARDS))
+    assert kept_records(plan, NamesFound("m1", (), 1)).checkpoints == dict.fromkeys(SHARDS, (made,))
+    found = kept_records(plan, NamesFound("m1", (first,), 2))
+    assert (found.shards, found.checkpoints) == (2, {SECOND: (made,)})
+    both = first, ReplicaHere(SECOND, THERE, Sequence(9))
+    with pytest.raises(PreconditionFailed, match="has a replica of the names, which is newer"):
+        kept_records(plan, NamesFound("m1", both, 2))
+
+
 # --- moves -------------------------------------------------------------------------------------------
 
 
@@ -316,6 +348,46 @@ async def until_done(etcd: FakeEtcd, move: Callable[[], Awaitable[object]], firs
                 continue
             return
     raise AssertionError("it is never done")
+
+
+def test_a_shard_has_all_groups_of_its_log_when_it_leaves_the_etcd(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+
+    async def main() -> None:
+        await make(plan, charge=ChargeRecord(LAKE, Charge.SERVES, 4, b"the table's time"))
+        async with memory_coordinator() as coordinator:
+            etcd = FakeEtcd(coordinator, EtcdPlace(("http://10.0.0.1:2379",), "lake"))
+            await moving_over._moved_there(plan, etcd)  # type: ignore[arg-type]
+            shutil.copytree(tmp_path / "names.1", tmp_path / "behind")
+            led = partial(moving_over._led, plan, etcd, SECOND)  # type: ignore[arg-type]
+            async with open_names(plan, led, shard=SECOND) as names:
+                await make_bucket(names, "late")
+            shutil.rmtree(tmp_path / "names.1")
+            (tmp_path / "behind").rename(tmp_path / "names.1")
+            restored = replace(plan, restored=True)
+            await moving_over._moved_back(restored, etcd)  # type: ignore[arg-type]
+        async with open_names(plan, shard=SECOND) as names:
+            assert "late" in buckets_of(names)
+
+    trio.run(main)
+
+
+def buckets_of(names: LocalNames) -> list[str]:
+    with names.store.metadata.view() as view:
+        return [bucket.name for bucket in list_buckets(view)]
+
+
+def test_a_shard_of_another_time_is_not_served_with_the_others(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+
+    async def main() -> None:
+        await make(plan)
+        async with open_names(plan) as first, open_table(first.store) as table, AsyncExitStack() as stack:
+            content = cast(Content, None)  # it is not looked at
+            with pytest.raises(StoreUnusable, match="are of another time than those of shard 0"):
+                await open_other_shards(stack, plan, first.store, table, content, replace_time(AT_ETCD), 2)
+
+    trio.run(main)
 
 
 def test_a_lake_does_not_leave_its_etcd_for_a_machine_that_lacks_a_shard(tmp_path: Path) -> None:
