@@ -149,7 +149,7 @@ async def nothing_happens(shard: LedShard, request: m.Request) -> None:
 
 
 class _Hooked:
-    """A connection of the driver: `hook` runs before each request, and ends the connection when it raises."""
+    """A connection of shard 0's leader: `hook` runs before each request, and ends the connection when it raises."""
 
     def __init__(self, shard: LedShard, connection: NamesConnection, lake: ShardedLake) -> None:
         self._shard = shard
@@ -168,7 +168,7 @@ class ShardedLake:
         self.first: Final = lake
         self.others: Final[list[LedShard]] = []
         self.hook: Callable[[LedShard, m.Request], Awaitable[None]] = nothing_happens
-        """Runs before each request of the driver to another shard."""
+        """Runs before each request of shard 0's leader to another shard."""
         self.network = SimulatedNetwork(Random(1), latency_s=0.001) if reach is Reach.OVER_NETWORK else None
         self.reached: Final = self._in_process() if reach is Reach.IN_PROCESS else shards_by_requests(self._connect)
 

@@ -9,35 +9,38 @@ Rules kept here:
   said if the coordinator says, later than the shard, that no other one has it.  So there was a moment without it.
 - A new bucket is made in the shard with the fewest; one that a move or copy makes, in the shard of the source.
 - In a batch the error of one shard is that of its names; it is raised if all names have failed by such errors.
-- A client that loses one of its links is ended, as with its only one.  A link that could not be made is made anew.
+- A client that loses one of its links is ended, as with its only one.  A link that could not be made is tried again.
+- The run of the names that a client is greeted with is that of all shards: it is the same only if none of them has
+  been started again, so no shard has lost what was visible.  One that does not answer then may have been.
 - Without shards to choose from, nothing is read and nothing is divided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
+from contextlib import suppress
+from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
+import trio
 
 from engine.coordinator.names_shards import NamesShards
 from engine.format.group_parts import FIRST_SHARD
 from engine.head import names_routes as routes
+from engine.head.names_batches import ROUTES_MAX, BatchOfShards, moved_again
 from engine.head.names_link import NamesConnection, NamesLink
 from engine.host.tasks import run_all
-from lakefs.errors import AcrossShards, BucketElsewhere, BucketNotFound, EngineBusy, EngineUnreachable, LakeError
-from lakefs.ids import NamesShard
+from lakefs.errors import AcrossShards, BucketElsewhere, BucketNotFound, EngineUnreachable, LakeError
+from lakefs.ids import NamesShard, new_id16
 from lakefs.names import is_bucket_name, shown
 from lakefs.wire import messages as m
 
 M = TypeVar("M", bound=m.Message)
 T = TypeVar("T")
 _HAVE_STAMPS: Final = m.OpenObjects, m.StatNames
-_ROUTES_MAX: Final = 6
-"""Times that a bucket is looked for which moves between shards: each time it was removed and made anew."""
-Parts = dict[NamesShard, list[int]]
-"""Indexes of the items of a batch by the shard that is asked for them."""
+_GREETING_S: Final = 1.0
+"""Time that shards have to answer when a client is greeted: shorter than its patience (HELLO_TIMEOUT_S)."""
 
 
 class AskedNames(Protocol):
@@ -74,20 +77,47 @@ class ClientNames:
 
         `join` returns True if answers on a link have stamps now; errors of its connection.
         """
-        self.shards: Final = shards
+        self._shards = shards
         self._first = first
         self._link_to = link_to
         self._join = join
         self._links = {FIRST_SHARD: first}
         self._has_left = False
 
+    @property
+    def shards(self) -> NamesShards:
+        """The shards as this process knows them."""
+        return self._shards
+
     async def connection(self) -> NamesConnection:
         """See `AskedNames`."""
         return await self._first.connection()
 
+    async def greeting(self, known: m.HelloReply | None) -> m.HelloReply:
+        """Return the greeting of the first shard with the run of all; `known`: what it has said to another client.
+
+        EngineUnreachable if the first one cannot be reached, and `known` is None.
+        """
+        count = self.shards.count
+        if count == 1:
+            return (await self.connection()).hello
+        found: dict[NamesShard, m.HelloReply] = {}
+
+        async def ask(shard: NamesShard) -> None:
+            with suppress(EngineUnreachable):
+                found[shard] = (await self.link(shard).connection()).hello
+
+        with trio.move_on_after(_GREETING_S):
+            await run_all(ask, list(map(NamesShard, range(count))))
+        said = found.get(FIRST_SHARD, known)
+        if said is None:
+            said = (await self.connection()).hello
+        runs = [found[shard].boot_id if shard in found else new_id16() for shard in map(NamesShard, range(count))]
+        return msgspec.structs.replace(said, boot_id=blake2b(b"".join(runs), digest_size=16).digest())
+
     async def call(self, request: m.Request) -> m.Message:
         """See `AskedNames`.  AcrossShards: the buckets of a Rename or Copy are in two shards; nothing was done."""
-        ask = _WAYS.get(type(request))
+        ask = WAYS.get(type(request))
         return await (self._first.call(request) if ask is None else ask(self, request))
 
     async def ask(self, request: m.Request, answer: type[M]) -> M:
@@ -104,7 +134,7 @@ class ClientNames:
     def link(self, shard: NamesShard) -> NamesLink:
         """Return the link to a shard; its connection is made when it is first asked.  EngineUnreachable."""
         link = self._links.get(shard)
-        if link is None or (link.was_never_made and shard != FIRST_SHARD):
+        if link is None:
             if self._has_left:
                 raise EngineUnreachable("the client has left")
             link = self._links[shard] = self._link_to(shard)
@@ -114,7 +144,7 @@ class ClientNames:
 
     async def place(self, bucket: str, *, makes: bool = False) -> NamesShard:
         """Return the shard to ask about a bucket.  Errors of the coordinator."""
-        if self.shards.count == 1:
+        if self._shards.count == 1:
             return FIRST_SHARD
         shard = self.shards.known(bucket)
         if shard is None:
@@ -142,7 +172,7 @@ class ClientNames:
     # --- one bucket, two buckets -------------------------------------------------------------------
 
     async def _ask_one(self, request: m.Request) -> m.Message:
-        if self.shards.count == 1:
+        if self._shards.count == 1:
             try:
                 return await self._first.call(request)
             except (BucketNotFound, BucketElsewhere) as error:  # another shard may be there, not yet known here
@@ -155,21 +185,21 @@ class ClientNames:
 
     async def ask_where(self, bucket: str, shard: NamesShard, ask: Callable[[NamesLink], Awaitable[T]]) -> T:
         """Ask a shard about a bucket, and another one if that has it.  Errors of `ask`, and of the coordinator."""
-        for _ in range(_ROUTES_MAX):
+        for _ in range(ROUTES_MAX):
             try:
                 return await ask(self.link(shard))
             except (BucketNotFound, BucketElsewhere) as error:
                 shard = await self._place_after(error, shard, bucket)
-        raise _moved_again(bucket)
+        raise moved_again(bucket)
 
     async def _ask_both(self, request: routes.TwoBuckets) -> m.Message:
-        for _ in range(_ROUTES_MAX):
+        for _ in range(ROUTES_MAX):
             shard = await self._place_of_both(request)
             try:
                 return await self.link(shard).call(request)
             except (BucketNotFound, BucketElsewhere) as error:
                 await self._place_after(error, shard, error.subject)
-        raise _moved_again(request.to_bucket)
+        raise moved_again(request.to_bucket)
 
     async def _place_of_both(self, request: routes.TwoBuckets) -> NamesShard:
         """Return the shard that has both buckets, or the only one that there is.  AcrossShards."""
@@ -184,13 +214,14 @@ class ClientNames:
             return source
         raise AcrossShards(
             f"buckets {shown(request.bucket)} and {shown(request.to_bucket)} are in different parts of the lake's "
-            f"names (names shards {source} and {target}), and nothing is moved between them; copy it, then remove it",
+            f"names (names shards {source} and {target}), and nothing is moved between them; "
+            "copy it, then remove it: lake cp, lake rm",
             subject=request.bucket,
         )
 
     async def _place_of_target(self, request: routes.TwoBuckets) -> NamesShard | None:
         """Return the shard of the second bucket; None: it has none yet, or there is only one."""
-        if self.shards.count == 1:
+        if self._shards.count == 1:
             return None
         known = self.shards.known(request.to_bucket)
         return await self.read(request.to_bucket) if known is None else known
@@ -198,31 +229,41 @@ class ClientNames:
     # --- batches -----------------------------------------------------------------------------------
 
     async def _ask_batch(self, request: routes.Batch) -> m.Message:
-        if self.shards.count == 1:
+        shard = FIRST_SHARD if self._shards.count == 1 else self._shard_of_all(request)
+        if shard is not None:
             try:
-                answer = await self.ask_part(self._first, request)
-            except BucketElsewhere as error:  # another shard is there, not yet known here
+                answer = await self.ask_part(shard, request)
+            except BucketElsewhere as error:  # nothing was done
                 await self.read(error.subject)
             else:
-                return answer if routes.has_succeeded(answer) else await self._looked_elsewhere(request, answer)
+                if shard == FIRST_SHARD and routes.has_succeeded(answer):
+                    return answer
+                return await self._looked_elsewhere(request, shard, routes.results_of(shard, answer))
         wanted = routes.wanted_by_batch(request)
         if not wanted:
             return await self._first.call(request)
-        return await _BatchOfShards(self, request, wanted).ask(range(len(wanted)))
+        return await BatchOfShards(self, request, wanted).ask(range(len(wanted)))
 
-    async def ask_part(self, link: NamesLink, request: routes.Batch) -> m.Message:
+    def _shard_of_all(self, request: routes.Batch) -> NamesShard | None:
+        """Return the only shard that is known to have buckets of a batch; None if there are others, or unknown ones."""
+        shards = {self._shards.known(bucket) for bucket in routes.buckets_of(request)}
+        return shards.pop() if len(shards) == 1 else None
+
+    async def _looked_elsewhere(
+        self, request: routes.Batch, shard: NamesShard, results: Sequence[routes.Result]
+    ) -> m.Message:
+        """Return the answer of a shard, with results of other shards for buckets that it does not have."""
+        if not routes.without_bucket(results):
+            return routes.answer_of(request, results)
+        batch = BatchOfShards(self, request, routes.wanted_by_batch(request))
+        return await batch.ask(await batch.settle(shard, range(len(results)), results))
+
+    async def ask_part(self, shard: NamesShard, request: routes.Batch) -> m.Message:
         """Ask a shard for names of a batch; the answer has stamps if they are asked for, and it has any now."""
+        link = self.link(shard)
         if isinstance(request, _HAVE_STAMPS) and request.stamps and not await self._join(link):
             request = msgspec.structs.replace(request, stamps=False)
         return await link.call(request)
-
-    async def _looked_elsewhere(self, request: routes.Batch, answer: m.Message) -> m.Message:
-        """Return the only shard's answer, with results of other shards for buckets that it does not have."""
-        results = routes.results_of(FIRST_SHARD, answer)
-        if not routes.without_bucket(results):
-            return answer
-        batch = _BatchOfShards(self, request, routes.wanted_by_batch(request))
-        return await batch.ask(await batch.settle(FIRST_SHARD, range(len(results)), results))
 
     # --- all shards --------------------------------------------------------------------------------
 
@@ -254,17 +295,25 @@ class ClientNames:
         return m.Done()
 
     async def _uploaded_parts(self, request: m.UploadedParts) -> m.Message:
-        """Ask each shard, until one knows parts of the upload."""
-        answer = await self._first.ask(request, m.ObjectParts)
-        for shard in map(NamesShard, range(1, self.shards.count)):
+        """Ask each shard, until one knows parts of the upload; one that is away is the error if no other does."""
+        answer: m.ObjectParts | None = None
+        failure: LakeError | None = None
+        for shard in map(NamesShard, range(self.shards.count)):
+            try:
+                answer = await self.link(shard).ask(request, m.ObjectParts)
+            except EngineUnreachable as error:
+                failure = error
+                continue
             if answer.part_count:
-                break
-            answer = await self.link(shard).ask(request, m.ObjectParts)
+                return answer
+        if failure is not None:
+            raise failure
+        assert answer is not None, "there is a shard"
         return answer
 
     def _linked(self) -> list[NamesShard]:
-        """Return the shards to which the client has a link."""
-        return [shard for shard, link in self._links.items() if shard == FIRST_SHARD or not link.was_never_made]
+        """Return the shards that may keep something for the client; the first one if there are none."""
+        return [shard for shard, link in self._links.items() if link.has_begun] or [FIRST_SHARD]
 
     async def ask_all(self, request: m.Request, answer: type[M], shards: Iterable[NamesShard]) -> dict[NamesShard, M]:
         """Ask several shards at once; their errors are those of the request."""
@@ -277,122 +326,7 @@ class ClientNames:
         return found
 
 
-class _BatchOfShards:
-    """A batch that is divided among shards."""
-
-    def __init__(self, names: ClientNames, request: routes.Batch, wanted: Sequence[routes.Wanted]) -> None:
-        self._names = names
-        self._request = request
-        self._wanted = wanted
-        self._results: list[routes.Result | None] = [None] * len(wanted)
-        self._missing: set[str] = set()
-        """Buckets that no shard had when the coordinator was asked."""
-        self._refused: dict[int, LakeError] = {}
-        """The errors of items whose whole part was refused."""
-
-    async def ask(self, indexes: Iterable[int]) -> m.Message:
-        """Ask for these items, again for those whose buckets were elsewhere; return the answer with all results.
-
-        If all items were refused, one of those errors is raised.
-        """
-        waiting = list(indexes)
-        for _ in range(_ROUTES_MAX):
-            parts = await self._divide(waiting)
-            outcomes: dict[NamesShard, Sequence[routes.Result] | LakeError] = {}
-            await run_all(partial(self._ask_part, parts, outcomes), list(parts))
-            waiting = [index for shard in parts for index in await self.settle(shard, parts[shard], outcomes[shard])]
-            if not waiting:
-                break
-        self._refused.update((index, _moved_again(self._wanted[index].bucket)) for index in waiting)
-        if len(self._refused) == len(self._wanted):
-            raise next(iter(self._refused.values()))
-        for index, error in self._refused.items():
-            self._results[index] = routes.failed_result(self._request, error)
-        return routes.answer_of(self._request, [result for result in self._results if result is not None])
-
-    async def _divide(self, indexes: Iterable[int]) -> Parts:
-        places: dict[routes.Wanted, NamesShard | LakeError] = {}
-        parts: Parts = {}
-        for index in indexes:
-            wanted = self._wanted[index]
-            place = places.get(wanted)
-            if place is None:
-                place = places[wanted] = await self._try_place(wanted)
-            if isinstance(place, LakeError):
-                self._refused[index] = place
-            else:
-                parts.setdefault(place, []).append(index)
-        return parts
-
-    async def _try_place(self, wanted: routes.Wanted) -> NamesShard | LakeError:
-        """Return the shard to ask about a bucket, or the error of the coordinator."""
-        try:
-            return await self._place(wanted)
-        except LakeError as error:
-            return error
-
-    async def _place(self, wanted: routes.Wanted) -> NamesShard:
-        shards = self._names.shards
-        if shards.count == 1:
-            return FIRST_SHARD
-        shard = shards.known(wanted.bucket)
-        if shard is None and wanted.bucket not in self._missing:
-            shard = await self._names.read(wanted.bucket)
-        if shard is not None:
-            return shard
-        self._missing.add(wanted.bucket)
-        return shards.emptiest() if wanted.makes else FIRST_SHARD
-
-    async def _ask_part(
-        self, parts: Parts, outcomes: dict[NamesShard, Sequence[routes.Result] | LakeError], shard: NamesShard
-    ) -> None:
-        part = routes.part_of(self._request, parts[shard])
-        try:
-            answer = await self._names.ask_part(self._names.link(shard), part)
-            outcomes[shard] = routes.results_of(shard, answer)
-        except LakeError as error:
-            outcomes[shard] = error
-
-    async def settle(
-        self, shard: NamesShard, indexes: Sequence[int], outcome: Sequence[routes.Result] | LakeError
-    ) -> list[int]:
-        """Take a shard's results, or its refusal, of some items; return those that are to be asked for elsewhere."""
-        if isinstance(outcome, BucketElsewhere):
-            return list(indexes) if await self._has_read(outcome.subject, indexes) else []
-        if isinstance(outcome, LakeError):
-            self._refused.update(dict.fromkeys(indexes, outcome))
-            return []
-        for index, result in zip(indexes, outcome, strict=True):
-            self._results[index] = result
-        missing: dict[str, list[int]] = {}
-        for at in routes.without_bucket(outcome):
-            self._results[indexes[at]] = routes.not_to_repeat(outcome[at])
-            missing.setdefault(self._wanted[indexes[at]].bucket, []).append(indexes[at])
-        again = []
-        for bucket in missing.keys() - self._missing:
-            if await self._has_read(bucket, missing[bucket]):
-                found = self._names.shards.known(bucket)
-                again += missing[bucket] if found not in (None, shard) else []
-        return again
-
-    async def _has_read(self, bucket: str, indexes: Iterable[int]) -> bool:
-        """Read the shard of a bucket; if the coordinator cannot be asked, that is the error of these items."""
-        try:
-            await self._names.read(bucket)
-        except LakeError as error:
-            self._refused.update(dict.fromkeys(indexes, error))
-            return False
-        return True
-
-
-def _moved_again(bucket: str) -> EngineBusy:
-    return EngineBusy(
-        f"bucket {shown(bucket)} was removed and made in other parts of the lake's names again and again; try again",
-        subject=bucket,
-    )
-
-
-_WAYS: Final[dict[type[m.Request], Callable[[ClientNames, Any], Awaitable[m.Message]]]] = {
+WAYS: Final[dict[type[m.Request], Callable[[ClientNames, Any], Awaitable[m.Message]]]] = {
     **dict.fromkeys(routes.BUCKET_OF, ClientNames._ask_one),
     **dict.fromkeys((m.Rename, m.Copy), ClientNames._ask_both),
     **dict.fromkeys(routes.BATCHES, ClientNames._ask_batch),

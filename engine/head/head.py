@@ -243,7 +243,7 @@ class Head(Groups):
         if shard != FIRST_SHARD:
             assert self._connect_shard is not None, "where there are shards they can be connected to"
             connect = self._connect_shard(shard)
-        link = NamesLink(self._nursery, connect, end, shard)
+        link = NamesLink(self._nursery, connect, end, shard, tries_again=self._shards is not None)
         if self.parts.stamps is not None:
             link.learn = partial(self.parts.stamps.learn, shard=shard)
         return link
@@ -315,6 +315,8 @@ class HeadAbout:
 
     def __init__(self, parts: HeadParts) -> None:
         self._parts = parts
+        self._greeting: m.HelloReply | None = None
+        """The last one of the first names shard."""
 
     async def disconnected(self, client: Client) -> None:
         """End the client's connection to the names."""
@@ -323,7 +325,10 @@ class HeadAbout:
 
     @handles(m.Hello)
     async def hello(self, client: HeadClient) -> Reply:
-        names = (await client.names.connection()).hello
+        if client.shards is None:
+            names = (await client.first.connection()).hello
+        else:
+            names = self._greeting = await client.shards.greeting(self._greeting)
         features = (names.features & (m.FEATURE_PLACES | m.FEATURE_WATCH_ALL)) | _OFFERED | self._parts.tier.features
         features |= m.FEATURE_FABRIC if self._parts.fabric.is_on else 0
         if self._parts.stamps is not None and names.features & m.FEATURE_TURNS:

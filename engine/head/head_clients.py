@@ -52,7 +52,7 @@ class HeadClient(Client):
 
     @property
     def first(self) -> NamesLink:
-        """The client's link to the first names shard."""
+        """The client's link to the names, or to the first shard of them."""
         assert self.link is not None, "a connected client has one"
         return self.link
 

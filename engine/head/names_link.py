@@ -5,7 +5,8 @@ keep ends when the client leaves.  When the connection is lost, as when names re
 too: the client then does what it does when an engine restarts.
 
 Rules kept here:
-- A connection is made when it is first needed, and once: a client has one state at the names, or none.
+- A connection is made when it is first needed, and once: a client has one state at the names, or none.  One that could
+  not be made may be tried again.
 - No client waits for names that are silent or away longer than NAMES_CONNECT_S and NAMES_SILENCE_S.
 - A request that was under way when the connection was lost is not answered over a socket: its client repeats what may
   be repeated, and reports others as in doubt.
@@ -72,16 +73,24 @@ class NamesLink:
     """One client's connection to the names."""
 
     def __init__(
-        self, nursery: trio.Nursery, connect: ConnectNames, lost: Callable[[], None], shard: NamesShard = FIRST_SHARD
+        self,
+        nursery: trio.Nursery,
+        connect: ConnectNames,
+        lost: Callable[[], None],
+        shard: NamesShard = FIRST_SHARD,
+        *,
+        tries_again: bool = False,
     ) -> None:
         """`nursery` has the task that holds the connection.  `lost` is called once it is lost.
 
-        `shard`: the names shard to which `connect` connects.
+        `shard`: the names shard to which `connect` connects.  `tries_again`: a connection that could not be made is
+        tried again when it is next needed: the client goes on with other shards.
         """
         self.shard: Final = shard
         self._nursery = nursery
         self._connect = connect
         self._lost = lost
+        self._tries_again = tries_again
         self._connection: NamesConnection | None = None
         self._failure: LakeError | None = None
         """The reason why there is no connection, and none is made."""
@@ -95,17 +104,21 @@ class NamesLink:
         self._ended = trio.Event()
 
     @property
-    def was_never_made(self) -> bool:
-        """True if the connection could not be made: nothing is kept for the client there, and another may be tried."""
-        return self._failure is not None and self._connection is None
+    def has_begun(self) -> bool:
+        """True if there is a connection, or was one: names may keep something for the client."""
+        return self._connection is not None
 
     async def connection(self) -> NamesConnection:
         """Return the connection, made if there is none yet.  EngineUnreachable, also after it was lost."""
-        if self._connection is None:
+        if self._failure is not None and self._connection is None and self._tries_again:
+            self._failure, self._settled, self._ended = None, None, trio.Event()
+        while self._connection is None:
             if self._settled is None:
                 self._settled = trio.Event()
                 self._nursery.start_soon(self._hold)
             await self._settled.wait()
+            if self._failure is not None:
+                break
         if self._failure is not None:
             raise _unreachable(self._failure)
         assert self._connection is not None, "it was made, or has failed"

@@ -78,6 +78,13 @@ def wanted_by(request: m.Request) -> Wanted:
     return Wanted(bucket, isinstance(request, m.BucketCreate))
 
 
+def buckets_of(request: Batch) -> set[str]:
+    """Return the buckets of a batch."""
+    if isinstance(request, m.BindBlobs):
+        return {change.bucket for change in request.changes}
+    return {bucket for bucket, _ in request.names}
+
+
 def wanted_by_batch(request: Batch) -> list[Wanted]:
     """Return the bucket of each item of a batch; none if it is not to be divided."""
     lists = [getattr(request, name) for name in _LISTS[type(request)]]
@@ -177,6 +184,12 @@ def highest(answers: Iterable[m.AnswersAccepted]) -> m.AnswersAccepted:
 
 
 # --- leases ------------------------------------------------------------------------------------------
+
+
+def leases_of(results: Iterable[Result | None]) -> list[int]:
+    """Return the leases of objects that were opened."""
+    opened = [result.opened for result in results if isinstance(result, m.OpenResult) and result.opened is not None]
+    return [each.lease for each in opened if each.lease]
 
 
 def leases_by_shard(leases: Iterable[int]) -> dict[NamesShard, list[int]]:

@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import structlog
 
@@ -33,7 +32,7 @@ from engine.lake.lake_content import Content
 from engine.lake.names_here import open_names
 from engine.lake.plan import LakePlan
 from engine.lake.shard_replicas import WayToNames
-from engine.lake.shards_here import other_shards, refuse_missing, refuse_other_note, shards_with_names
+from engine.lake.shards_here import other_shards, refuse_missing, refuse_other_note
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.other_shards import NO_OTHER_SHARDS, OtherShards, shards_in_process
 from engine.lake_upkeep.shard_upkeep import ShardUpkeep
@@ -42,8 +41,6 @@ from engine.process.mirrored_names import LocalNames
 from engine.requests.bind import BindGate
 from engine.requests.table import NamesService
 from engine.store.keyed_store import KeyedStore
-from engine.store.metadata_life import Leading
-from lakefs.errors import EngineUnreachable
 from lakefs.ids import NamesShard
 from lakefs.wire.engine_port import EngineService
 
@@ -76,11 +73,7 @@ class LocalShards:
         """Return the way to the names of all shards; `first`: the service of the first one."""
         connects: dict[NamesShard, ConnectNames] = {FIRST_SHARD: embedded_names(first)}
         connects |= {shard: embedded_names(each.service) for shard, each in self.all.items()}
-
-        def connect_shard(shard: NamesShard) -> ConnectNames:
-            return connects.get(shard) or partial(_not_here, shard)
-
-        return WayToNames(connects[FIRST_SHARD], shards, connect_shard)
+        return WayToNames(connects[FIRST_SHARD], shards, connects.__getitem__)
 
     def state(self, first: LocalNames) -> dict[str, Any]:
         """Return where the names lie, for people and scripts; JSON-able."""
@@ -130,18 +123,6 @@ async def open_other_shards(
     return LocalShards(shards, shards_in_process(upkeeps), buckets[FIRST_SHARD])
 
 
-async def open_for_reads(stack: AsyncExitStack, plan: LakePlan, leading: Leading, count: int) -> LocalShards:
-    """Open the names shards of so many that this machine has, but for the first, to be read alone."""
-    shards = {}
-    for shard in shards_with_names(plan):
-        if FIRST_SHARD < shard < count:
-            names = await stack.enter_async_context(open_names(plan, leading, shard=shard))
-            gate = BindGate()
-            JoinedGeneration(names.store.metadata, gate)  # the gate takes what is recorded
-            shards[shard] = LocalShard(names, NamesService(names.store, gate=gate))
-    return LocalShards(shards)
-
-
 async def assigned_buckets(
     coordinator: Coordinator, stores: Mapping[NamesShard, KeyedStore]
 ) -> dict[NamesShard, BucketShards]:
@@ -161,7 +142,3 @@ async def assigned_buckets(
         found[shard] = BucketShards(coordinator, shard)
         await found[shard].begin(name for name, places in made.items() if max(places)[1] == shard)
     return found
-
-
-def _not_here(shard: NamesShard) -> NoReturn:
-    raise EngineUnreachable(f"this machine has no names of shard {shard}, so its buckets are not served")

@@ -42,7 +42,7 @@ from engine.format.layouts import StoreIdentity
 from engine.head.head import AboutMachine, Head, open_head
 from engine.head.head_tier import HeadMemory
 from engine.host.clock import SystemClock
-from engine.lake.all_shards import LocalShard, LocalShards, open_for_reads, open_other_shards
+from engine.lake.all_shards import LocalShard, LocalShards, open_other_shards
 from engine.lake.beside_names import learned, open_beside_names
 from engine.lake.children import open_children
 from engine.lake.embedded_names import embedded_names
@@ -69,6 +69,7 @@ from engine.lake.names_replica import NamesReplica, none_before
 from engine.lake.names_terms import NamesTerms, lake_upkeep
 from engine.lake.plan import LakePlan, refuse_other_protection
 from engine.lake.presence import head_record, present, with_deadline
+from engine.lake.read_shards import way_to_read
 from engine.lake.reads_only import end_with_this_start, reading, recorded_protection
 from engine.lake.replica_host import MachineHost
 from engine.lake.shard_replicas import ShardReplicas, WayToNames, copied_from, machines_before, running_replicas
@@ -327,9 +328,8 @@ async def _open_for_reads(plan: LakePlan, fabric: EngineFabric) -> AsyncIterator
         upkeep = lake_upkeep(plan, names, coordinator, None, gate, joined, content, offload)
         service = NamesService(store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
         memory = await stack.enter_async_context(head_memory(plan.tier, store.superblock.identity, offload, fabric))
-        count = await shards_of(coordinator)
-        others = await open_for_reads(stack, plan, reading, count)
-        about, way = partial(about_machine, plan, processes), await _way(stack, coordinator, service, others, count)
+        about = partial(about_machine, plan, processes)
+        way = await way_to_read(stack, plan, coordinator, embedded_names(service), offload)
         head = await _open_head(stack, plan, about, way, content, offload, store.clock, memory, fabric)
         _log.warning("the names are only read, and may be old", sequence=store.metadata.durable_sequence)
         yield LakeParts(

@@ -17,8 +17,8 @@ Why nothing that is referred to is freed, with several shards:
   next leader begins with is in the log, so it was in the names of the one before all the time, but for removals: the
   walk is whole when all that it saw is durable.  So a walk that was whole counts, whoever leads behind it; each read of
   it makes sure that its leader may lead.
-- *A shard that is added.*  The driver reads how many there are when g is made.  A shard whose record came later has
-  had no term by then; each term of it reads generation and epochs before it serves, and records them in its log
+- *A shard that is added.*  Their number is read when g was made.  A shard whose record came later has had no term by
+  then; each term of it reads generation and epochs before it serves, and records them in its log
   (`engine.lake_upkeep.shard_upkeep`): it binds no answers below g - 1, and has nothing that was bound before.
 - *All or nothing.*  Nothing is swept unless each shard has joined, and was walked whole in this very cycle.
 

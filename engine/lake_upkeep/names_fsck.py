@@ -1,7 +1,7 @@
 """The check of the names of one shard, and of the content that they refer to, in the process that leads it.
 
-    NamesFsck      one check, into a report: for the driver's own shard
-    ShardFsck      checks of another shard, as the driver asks for them, each with a report of its own
+    NamesFsck      one check, into a report: where shard 0 is led
+    ShardFsck      checks of another shard, as that leader asks for them, each with a report of its own
 
 Rules kept here:
 - Findings about the shard's store say which shard it is; those of objects have bucket and key, and no other shard has

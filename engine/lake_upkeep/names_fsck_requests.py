@@ -1,4 +1,4 @@
-"""The check of another names shard by requests: their handlers where it is led, and the driver's side.
+"""The check of another names shard by requests: their handlers where it is led, and the side that asks.
 
 Rules kept here:
 - The named chunks of one check are kept at a time, for the connection that asked for it: 128 MiB (NAMED_CHUNKS_MAX).

@@ -1,4 +1,4 @@
-"""The other names shards of a lake, as the driver of its upkeep asks them: by requests, or in its own process."""
+"""The other names shards of a lake, as the leader of shard 0 asks them: by requests, or in its own process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CheckShard = Callable[[NamesShard, bool], Awaitable[NamesChecked]]
 
 @dataclass(frozen=True)
 class OtherShards:
-    """The names of the shards that the driver does not lead."""
+    """The names of all shards but the first."""
 
     names: OtherNames
     check: CheckShard

@@ -1,7 +1,7 @@
 """`ShardUpkeep`: what the leader of a names shard other than the first adds to the service of its names.
 
     begin        before it serves: the shard has joined the present generation, and refuses what is retired
-    requests     what the driver of gc, of epochs and of checks asks, the leader of shard 0
+    requests     what the leader of shard 0 asks, which drives gc, epochs and checks
 
 Rules kept here:
 - It drives nothing: its shard joins, is walked and checked when it is asked to.
@@ -52,11 +52,11 @@ class ShardUpkeep:
         self.fsck: Final = ShardFsck(shard, FsckParts(members, self._state, stripes, names.metadata, code))
         self._joined = joined
         self.names: Final = NamesInProcess(names, joined, expiry_s=upload_expiry_s, batch=batch)
-        """The shard's names, for a driver in this very process."""
+        """The shard's names, where shard 0 is led by this very process."""
 
     @property
     def requests(self) -> Group:
-        """Handlers of the driver's requests: `NamesService(..., upkeep=...)`."""
+        """Handlers of the requests of shard 0's leader: `NamesService(..., upkeep=...)`."""
         groups = names_group(self.names), fsck_group(self.fsck)
         return Group([part for group in groups for part in group.parts], ends=[end for g in groups for end in g.ends])
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from tests.models import copies, generations, group_log, head_stamps, leases, mirrored_disks, moves, stripes
+from tests.models import (
+    copies,
+    generations,
+    group_log,
+    head_stamps,
+    leases,
+    mirrored_disks,
+    moves,
+    names_shards,
+    stripes,
+)
 from tests.models.copies import Copies
 from tests.models.explore import Model
 from tests.models.generations import Generations
@@ -14,6 +24,7 @@ from tests.models.head_stamps import HeadStamps
 from tests.models.leases import Leases
 from tests.models.mirrored_disks import Mirrors
 from tests.models.moves import CHANGING, NOTHING, NOW, Moves
+from tests.models.names_shards import NamesShards
 from tests.models.stripes import Stripes
 
 
@@ -27,6 +38,15 @@ class Case(NamedTuple):
 
 _GC: Final = ("shard is freed", "restart", "names restart", "removed")
 _MOVED: Final = (*_GC, "drop is refused", "drops the shard", "walker dies")
+_SHARDED: Final = (
+    "is freed",
+    "SessionLost",
+    "is added",
+    "2 shards are counted",
+    "another leads shard 1",
+    "the walk ends",
+    "removal in shard 1 is in the log",
+)
 _MIRRORED: Final = (
     "is answered",
     "while a list is written",
@@ -64,6 +84,7 @@ SMALL: Final = {
     "generations": Case(lambda: Generations(3), 54_599, (*_GC, "SessionLost")),
     "moves from a substitute": Case(lambda: Moves(3), 44_175, _MOVED),
     "copies": Case(lambda: Copies(3), 3_180, (*_GC, "copied", "renamed", "again")),
+    "names shards": Case(lambda: NamesShards(3), 12_825, _SHARDED),
     "mirrors on 2 devices, m = 1": Case(lambda: Mirrors(2, 1, 2), 608, _REPLACED),
     "mirrors on 2 devices, m = 2": Case(lambda: Mirrors(2, 2, 2), 608, _REPLACED),
     "mirrors on 3 devices, m = 1": Case(lambda: Mirrors(3, 1, 1), 6_246, _REPLACED),
@@ -81,6 +102,7 @@ SMALL: Final = {
 LARGE: Final = {
     "moves between epochs": Case(lambda: Moves(3, **CHANGING), 156_481, _MOVED),
     "copies, 5 nodes, 5 generations": Case(lambda: Copies(5, nodes=5), 58_424),
+    "names shards, 5 generations": Case(lambda: NamesShards(5), 92_426, _SHARDED),
     "stripes 2+1, 2 go": Case(lambda: Stripes(2, 1, goings=2), 153_140),
     "stripes 1+2, 2 go": Case(lambda: Stripes(1, 2, goings=2), 228_814),
     "mirrors on 3 devices, m = 1, 2 replaced": Case(lambda: Mirrors(3, 1, 2), 12_351, _REPLACED),
@@ -110,6 +132,7 @@ RULES: Final[dict[str, type[Any]]] = {
     "generations": generations.Rules,
     "moves": moves.Rules,
     "copies": copies.Rules,
+    "names shards": names_shards.Rules,
     "mirrors": mirrored_disks.Rules,
     "stripes": stripes.Rules,
     "log": group_log.Rules,
@@ -132,6 +155,10 @@ def _changing(**rules: Any) -> Model[Any]:
 
 def _copies(**rules: Any) -> Model[Any]:
     return Copies(3, copies.Rules(**rules))
+
+
+def _shards(**rules: Any) -> Model[Any]:
+    return NamesShards(3, names_shards.Rules(**rules))
 
 
 def _mirrors(devices: int, blanks: int, *, stale_only: bool = True, **rules: Any) -> Model[Any]:
@@ -172,6 +199,16 @@ WEAKENED: Final[dict[tuple[str, str], Callable[[], Model[Any]]]] = {
     ("copies", "notes_copies"): lambda: _copies(notes_copies=False),
     ("copies", "walk_ends_when_nothing_is_noted"): lambda: _copies(walk_ends_when_nothing_is_noted=False),
     ("copies", "new_names_walk_anew"): lambda: _copies(new_names_walk_anew=False),
+    ("names shards", "all_shards_join"): lambda: _shards(all_shards_join=False),
+    ("names shards", "all_shards_are_walked"): lambda: _shards(all_shards_are_walked=False),
+    ("names shards", "shards_are_counted_behind_the_generation"): lambda: _shards(
+        shards_are_counted_behind_the_generation=False
+    ),
+    ("names shards", "new_shards_begin_joined"): lambda: _shards(new_shards_begin_joined=False),
+    ("names shards", "copies_across_are_offered"): lambda: _shards(copies_across_are_offered=False),
+    ("names shards", "reads_check_the_leader"): lambda: _shards(reads_check_the_leader=False),
+    ("names shards", "walks_end_with_the_term"): lambda: _shards(walks_end_with_the_term=False),
+    ("names shards", "walks_are_whole_when_durable"): lambda: _shards(walks_are_whole_when_durable=False),
     ("mirrors", "contradicted_lists_do_not_count"): lambda: _mirrors(3, 1, contradicted_lists_do_not_count=False),
     ("mirrors", "opening_wants_more_than_half"): lambda: _mirrors(2, 1, opening_wants_more_than_half=False),
     ("mirrors", "opening_syncs_what_it_reads"): lambda: _mirrors(2, 1, opening_syncs_what_it_reads=False),

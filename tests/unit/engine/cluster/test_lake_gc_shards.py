@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from engine.coordinator.lake_state import LakeState
 from engine.lake_gc.lake_gc import LakeGc
 from engine.lake_gc.names_in_process import NamesInProcess
 from engine.lake_gc.names_port import ShardNames
@@ -15,7 +16,7 @@ from engine.lake_upkeep.shard_upkeep import ShardUpkeep
 from engine.sessions.references import References
 from engine.upkeep.roots import Roots
 from lakefs.errors import ChunkNotFound, LakeError, PreconditionFailed, SessionLost
-from lakefs.ids import GcGeneration, MemberId, data_chunk_id
+from lakefs.ids import GcGeneration, MemberId, RingEpoch, data_chunk_id
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 from tests.names_shards_rig import NEAR, WAYS, Reach, ShardedLake, noticed, sharded_lake
@@ -121,13 +122,16 @@ def test_an_unreadable_manifest_is_named_by_the_shard_that_has_it(reach: Reach, 
 # --- what happens amid a cycle -------------------------------------------------------------------------
 
 
-def race(reach: Reach, *acts: Act, step: int = 7) -> None:
-    """Let each act begin at each checkpoint of a cycle in turn, at the second shard, on content of its own."""
+def race(*acts: Act, step: int = 7) -> None:
+    """Let each act begin at each checkpoint of a cycle in turn, at the second shard, on content of its own.
+
+    The shard is asked by requests; names in one process are walked as the first shard (`test_lake_gc_beside`).
+    """
     delay, beside = 0, True
 
     async def main() -> None:
         nonlocal beside
-        async with sharded_lake(reach, 2, 2, batch=1) as lake:
+        async with sharded_lake(Reach.BY_REQUESTS, 2, 2, batch=1) as lake:
             shard = lake.others[0]
             await names_around(shard, *acts)
             await old(lake)
@@ -155,10 +159,8 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_pages")
-@pytest.mark.parametrize("reach", NEAR)
-def test_content_that_moves_within_a_shard_amid_its_walk_stays(reach: Reach) -> None:
+def test_content_that_moves_within_a_shard_amid_its_walk_stays() -> None:
     race(
-        reach,
         copy_and_remove,
         copy_to_a_folder_key,
         copy_over_a_folder_key,
@@ -171,18 +173,16 @@ def test_content_that_moves_within_a_shard_amid_its_walk_stays(reach: Reach) -> 
 
 
 @pytest.mark.usefixtures("small_pages")
-@pytest.mark.parametrize("reach", NEAR)
-def test_a_walk_that_loses_a_blob_bound_behind_it_is_noticed(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_that_loses_a_blob_bound_behind_it_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Roots, "_note_rebound", lambda self, sequence, notes: None)
     with noticed("lost by copy_to_a_folder_key"):
-        race(reach, copy_to_a_folder_key)
+        race(copy_to_a_folder_key)
 
 
-@pytest.mark.parametrize("reach", NEAR)
-def test_a_shard_that_forgets_its_leases_is_noticed(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_forgets_its_leases_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(References, "leased_blobs", lambda self: iter(()))
     with noticed("lost by open_and_remove"):
-        race(reach, open_and_remove)
+        race(open_and_remove)
 
 
 def copy_elsewhere_amid_a_cycle(reach: Reach) -> None:
@@ -258,6 +258,46 @@ def test_a_shard_that_begins_with_nothing_joined_is_noticed(monkeypatch: pytest.
     monkeypatch.setattr(ShardUpkeep, "begin", begin)
     with noticed("bound on an answer that this cycle does not respect"):
         add_amid_a_cycle(Reach.BY_REQUESTS)
+
+
+def add_before_the_generation(count_of: Callable[[LakeState], Awaitable[int]]) -> None:
+    """A shard is added, and binds what this cycle may free, just before the cycle's generation is made.
+
+    `count_of`: returns the number of shards that the cycle goes by.
+    """
+    begin_gc = LakeState.begin_gc
+
+    async def main(lake: ShardedLake) -> None:
+        for _ in range(4):
+            await lake.collect()
+        stale = GcGeneration(await lake.first.state.generation() - 1)
+        await lake.first.store_chunks([(data_chunk_id(b"stale"), b"stale")], stale)
+
+        async def adding(self: LakeState) -> tuple[GcGeneration, dict[RingEpoch, bytes]]:
+            if len(lake.shards) == 2:
+                added = await lake.add()
+                await added.put("stale", b"stale", generation=stale)
+            return await begin_gc(self)
+
+        with pytest.MonkeyPatch.context() as plant:
+            plant.setattr(LakeState, "begin_gc", adding)
+            plant.setattr(LakeState, "names_shards", count_of)
+            await lake.collect()
+        assert await lake.first.is_readable(b"stale"), "it is bound in a shard that was not walked"
+
+    with_shards(main)
+
+
+def test_the_number_of_shards_is_read_behind_the_generation() -> None:
+    add_before_the_generation(LakeState.names_shards)
+
+
+def test_a_number_of_shards_of_before_the_generation_is_noticed() -> None:
+    async def before(self: LakeState) -> int:
+        return 2
+
+    with noticed("bound in a shard that was not walked"):
+        add_before_the_generation(before)
 
 
 # --- joined, all or nothing -----------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def test_a_cycle_ends_when_another_leads_amid_the_walk() -> None:
 
 
 def walk_at_one_that_was_deposed(before: bool, ends: AbstractContextManager[object], *, may_read: bool) -> None:
-    """The driver is connected to a leader that has a successor, which has joined.
+    """Shard 0's leader is connected to one that has a successor, which has joined.
 
     Before the walk: the successor has bound content of a session, before it joined.  Else behind its beginning, when a
     name was removed in vain: the successor has it yet.  `may_read`: the leader takes itself for one.
