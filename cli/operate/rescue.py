@@ -170,7 +170,7 @@ def rescue_lines(here: NamesFound, reason: str) -> list[str]:
     for shard in map(NamesShard, range(here.count)):
         subject = "names" if not shard else f"names {shard}"
         lines += [_line(f"{subject} {each.replica.hex()}", _told(here, each)) for each in _of(here, shard)]
-        if shard in here.missing:
+        if not _of(here, shard):
             lines.append(_line(subject, "no replica on this machine"))
         for each in here.known_of(shard):
             where = hosts.get(each.machine, f"machine {each.machine}")
@@ -183,7 +183,7 @@ def _told(here: NamesFound, each: ReplicaHere) -> str:
     """Return the words about a replica on this machine."""
     told = f"group {each.sequence}, on this machine"
     if each.shard:
-        return told
+        return f"{told}, of another time of the lake" if each.is_old else told
     if here.is_in_charge:
         return f"{told}; the lake begins again from it"
     if here.repeated is None:

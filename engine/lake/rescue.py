@@ -68,12 +68,14 @@ class ReplicaHere:
     """The replica of a names shard on this machine, and its last group.
 
     `is_begun`: it has the note of a term; else the shard was just added, or it was to be made here and was not.
+    `is_old`: its note is of another time of the lake.
     """
 
     shard: NamesShard
     replica: ReplicaId
     sequence: Sequence
     is_begun: bool = True
+    is_old: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,14 @@ class NamesFound:
     repeated: RepeatedRecord | None = None
     members: tuple[MemberRecord, ...] = ()
     is_in_charge: bool = False
+    time: bytes = b""
+    """The incarnation of the charge in the first shard."""
 
     @property
     def missing(self) -> list[NamesShard]:
-        """The shards that have no replica on this machine, or one that has nothing, and others may have more."""
-        here = {each.shard for each in self.replicas if each.is_begun or self._is_the_only_one(each)}
+        """The shards that have no replica here, or an old one, or one that has nothing, and others may have more."""
+        usable = [each for each in self.replicas if not each.is_old and (each.is_begun or self._is_the_only_one(each))]
+        here = {each.shard for each in usable}
         return [shard for shard in map(NamesShard, range(self.count)) if shard not in here]
 
     def _is_the_only_one(self, here: ReplicaHere) -> bool:
@@ -168,8 +173,9 @@ async def _with_replica(plan: LakePlan, shard: NamesShard, before: NamesFound) -
 
     @asynccontextmanager
     async def looking(metadata: Metadata, superblock: Superblock) -> AsyncIterator[None]:
-        is_begun = await noted_in(metadata) is not None
-        here = ReplicaHere(shard, ReplicaId(superblock.store_id), metadata.durable_sequence, is_begun)
+        charge, replica = await noted_in(metadata), ReplicaId(superblock.store_id)
+        is_old = charge is not None and shard != FIRST_SHARD and charge.incarnation not in _times(plan, before)
+        here = ReplicaHere(shard, replica, metadata.durable_sequence, charge is not None, is_old)
         with_it = replace(before, replicas=(*before.replicas, here))
         found.append(await _with_records(metadata, with_it) if shard == FIRST_SHARD else with_it)
         scope.cancel()
@@ -180,6 +186,12 @@ async def _with_replica(plan: LakePlan, shard: NamesShard, before: NamesFound) -
         async with open_names(plan, looking, shard=shard):
             pass
     return found[0]
+
+
+def _times(plan: LakePlan, found: NamesFound) -> set[bytes]:
+    """Return the incarnations of which replicas of other shards may be: of the lost etcd's time, or rescued already."""
+    place = plan.machine.etcd or plan.machine.left
+    return {found.time, b"" if place is None else bytes.fromhex(place.incarnation)}
 
 
 async def _with_records(metadata: Metadata, before: NamesFound) -> NamesFound:
@@ -193,6 +205,7 @@ async def _with_records(metadata: Metadata, before: NamesFound) -> NamesFound:
             repeated=await repeated_in(table),
             members=tuple(await LakeState(table).members()),
             is_in_charge=charge is not None and charge.state is Charge.SERVES,
+            time=b"" if charge is None else charge.incarnation,
         )
     finally:
         table.close()

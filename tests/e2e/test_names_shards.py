@@ -18,9 +18,9 @@ from engine.coordinator.repeating import REPEAT_EVERY_S
 from engine.etcd.etcd_coordinator import open_etcd_coordinator
 from engine.etcd.etcd_link import EtcdAccess
 from engine.format.group_parts import FIRST_SHARD, LogKeys
-from lakefs.errors import AcrossShards, PreconditionFailed
+from lakefs.errors import AcrossShards
 from lakefs.ids import NamesShard
-from tests.e2e.test_lake_on_machines import Machine, eventually
+from tests.e2e.test_lake_on_machines import Machine, eventually, host_of
 from tests.e2e.test_lake_rescued import rescue
 from tests.e2e.test_names_replicas import begun, is_whole, machine_id, serving_with_etcd, stop_all, used
 from tests.etcd_rig import EtcdCluster, running_etcd
@@ -181,33 +181,85 @@ def test_each_head_of_a_machine_reaches_all_shards(tmp_path: Path) -> None:
             assert machine.stop() == 0
 
 
-def test_names_of_all_shards_are_read_without_the_etcd_and_not_rescued(tmp_path: Path) -> None:
+def test_names_of_all_shards_are_read_without_the_etcd_and_begin_again_on_one_machine(tmp_path: Path) -> None:
     with running_etcd(tmp_path / "etcd", 1) as etcd:
-        machine = Machine(tmp_path / "machine", 2)
-        machine.init("alone", "--protect", "1+1", "--accept-loss", "--etcd", ",".join(etcd.urls))
-        machine.start()
+        first, second = (Machine(tmp_path / f"machine{number}", 2) for number in (1, 2))
+        machines = [first, second]
+        first.init("two", "--protect", "1+1", "--accept-loss", "--etcd", ",".join(etcd.urls))
+        first.start()
         try:
-            machine.put("first", b"it makes the bucket")
-            machine.good("cluster", "names", "add")
-            machine.good("put", "-", "made/key", stdin=b"there")
-            assert Shards(etcd, [machine]).buckets() == {"bucket": 0, "made": 1}
+            second.join(first)
+            second._options = ("--heads", "2")
+            second.start()
+            first.put("first", b"it makes the bucket")
+            first.good("cluster", "names", "add")
+            first.good("put", "-", "made/key", stdin=b"there")
+            assert Shards(etcd, machines).buckets() == {"bucket": 0, "made": 1}
+            eventually(lambda: lives_on(second), "the second machine has no replicas")
             time.sleep(2 * REPEAT_EVERY_S)  # the lake's records are in the names of the first shard by then
-            assert machine.stop() == 0
+            stop_all(machines)
             etcd.nodes[0].kill()
-            refused = rescue(machine, "--from-here")
-            assert refused.code == PreconditionFailed.exit_code, refused
-            assert "the names of this lake are in 2 shards" in refused.err
-            assert rescue(machine, "--read-only").code == 0
-            machine.start()
-            assert machine.good("cat", "made/key").out == b"there"
-            assert machine.get("first") == b"it makes the bucket"
-            listed = machine.good("ls").text
-            assert "bucket" in listed
-            assert "made" in listed
-            assert "only read" in machine("put", "-", "made/another", stdin=b"x").err
-            assert machine.stop() == 0
-            etcd.nodes[0].start(etcd.names)
-            machine.start()
-            machine.good("put", "-", "made/another", stdin=b"it leads again")
+
+            assert "names 1 " in rescue(second).text
+            assert rescue(second, "--read-only").code == 0
+            second.start()
+            check_both(second)
+            assert "only read" in second("put", "-", "made/another", stdin=b"x").err
+            assert second.stop() == 0
+
+            for _ in range(2):
+                done = rescue(second, "--from-here")
+                assert done.code == 0, done
+            second.start()
+            first.join(second)
+            first.start()
+            for machine in machines:
+                check_both(machine)
+                machine.good("put", "-", f"made/by-{host_of(machine)}", stdin=b"behind")
+                machine.good("put", "-", f"new-{host_of(machine)[4:]}/key", stdin=b"behind")
+            assert second("mv", "made/key", "bucket/key").code == AcrossShards.exit_code
+            assert "without etcd have no replicas" in second("cluster", "names", "add").err
+            first.good("gc")
+            eventually(lambda: first("fsck").code == 0, "fsck finds something, or not all members")
+            stop_all(machines)
+            with running_etcd(tmp_path / "another", 1) as another:
+                second.init("two", "--etcd", another.urls[0])
+                for machine in (second, first):
+                    machine.start()
+                eventually(lambda: lives_on(first), "the first machine has no replicas")
+                for machine in machines:
+                    check_both(machine)
+                    assert machine.good("cat", f"made/by-{host_of(first)}").out == b"behind"
+                second.lose_power()
+                eventually(lambda: first("stat", "made/key").code == 0, "the second shard is not led")
+                check_both(first)
+                second.start()
+                eventually(lambda: lives_on(second), "the second machine does not follow")
+                stop_all(machines)
+                second.init("two", "--no-etcd")
+                second.start()
+                first.start()
+                for machine in machines:
+                    check_both(machine)
+                    machine.good("put", "-", "made/without", stdin=b"again")
+                stop_all(machines)
         finally:
-            stop_all([machine])
+            stop_all(machines)
+
+
+def lives_on(machine: Machine) -> bool:
+    """Return True if a machine has replicas of both shards that are not behind."""
+    names = machine.status().get("names", {})
+    shards = [names, *names.get("shards", ())]
+    own = machine_id(machine)
+    found = [each for shard in shards for each in shard.get("replicas", ()) if each["machine"] == own]
+    return len(found) == 2 and all(each["groups_behind"] < 5 for each in found)
+
+
+def check_both(machine: Machine) -> None:
+    """Fail unless a machine has the names of both shards."""
+    eventually(lambda: machine("cat", "made/key").out == b"there", "a name of the second shard is not found")
+    assert machine.get("first") == b"it makes the bucket"
+    listed = machine.good("ls").text
+    assert "bucket" in listed
+    assert "made" in listed

@@ -222,6 +222,20 @@ def test_a_shard_that_was_added_behind_the_last_repeated_record_is_rescued_with_
     trio.run(main)
 
 
+def test_a_replica_of_another_time_of_the_lake_is_no_replica(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+
+    async def main() -> None:
+        await make(plan)
+        async with open_names(plan, shard=SECOND) as names:
+            await note(names.store.metadata, SECOND, replace_time(AT_ETCD))
+        assert (await looked_at(plan)).missing == [SECOND]
+        with pytest.raises(PreconditionFailed, match="no replica of names shard 1"):
+            await rescued(plan)
+
+    trio.run(main)
+
+
 def test_names_that_were_to_be_made_here_and_were_not_are_no_replica(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
 
