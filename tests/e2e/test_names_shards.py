@@ -181,70 +181,80 @@ def test_each_head_of_a_machine_reaches_all_shards(tmp_path: Path) -> None:
             assert machine.stop() == 0
 
 
-def test_names_of_all_shards_are_read_without_the_etcd_and_begin_again_on_one_machine(tmp_path: Path) -> None:
-    with running_etcd(tmp_path / "etcd", 1) as etcd:
-        first, second = (Machine(tmp_path / f"machine{number}", 2) for number in (1, 2))
-        machines = [first, second]
-        first.init("two", "--protect", "1+1", "--accept-loss", "--etcd", ",".join(etcd.urls))
-        first.start()
-        try:
-            second.join(first)
-            second._options = ("--heads", "2")
-            second.start()
-            first.put("first", b"it makes the bucket")
-            first.good("cluster", "names", "add")
-            first.good("put", "-", "made/key", stdin=b"there")
-            assert Shards(etcd, machines).buckets() == {"bucket": 0, "made": 1}
-            eventually(lambda: lives_on(second), "the second machine has no replicas")
-            time.sleep(2 * REPEAT_EVERY_S)  # the lake's records are in the names of the first shard by then
+def test_names_of_all_shards_begin_again_on_one_machine_and_move_to_an_etcd_and_back(tmp_path: Path) -> None:
+    first, second = machines = [Machine(tmp_path / f"machine{number}", 2) for number in (1, 2)]
+    try:
+        with running_etcd(tmp_path / "etcd", 1) as etcd:
+            make_two_shards(etcd, first, second)
             stop_all(machines)
-            etcd.nodes[0].kill()
-
-            assert "names 1 " in rescue(second).text
-            assert rescue(second, "--read-only").code == 0
+        read_without_etcd(second)
+        begin_again(second, first)
+        with running_etcd(tmp_path / "another", 1) as another:
+            second.init("two", "--etcd", another.urls[0])
+            for machine in (second, first):
+                machine.start()
+            eventually(lambda: lives_on(first), "the first machine has no replicas")
+            for machine in machines:
+                check_both(machine)
+                assert machine.good("cat", f"made/by-{host_of(first)}").out == b"behind"
+            second.lose_power()
+            eventually(lambda: first("stat", "made/key").code == 0, "the second shard is not led")
+            check_both(first)
             second.start()
-            check_both(second)
-            assert "only read" in second("put", "-", "made/another", stdin=b"x").err
-            assert second.stop() == 0
-
-            for _ in range(2):
-                done = rescue(second, "--from-here")
-                assert done.code == 0, done
+            eventually(lambda: lives_on(second), "the second machine does not follow")
+            stop_all(machines)
+            second.init("two", "--no-etcd")
             second.start()
-            first.join(second)
             first.start()
             for machine in machines:
                 check_both(machine)
-                machine.good("put", "-", f"made/by-{host_of(machine)}", stdin=b"behind")
-                machine.good("put", "-", f"new-{host_of(machine)[4:]}/key", stdin=b"behind")
-            assert second("mv", "made/key", "bucket/key").code == AcrossShards.exit_code
-            assert "without etcd have no replicas" in second("cluster", "names", "add").err
-            first.good("gc")
-            eventually(lambda: first("fsck").code == 0, "fsck finds something, or not all members")
-            stop_all(machines)
-            with running_etcd(tmp_path / "another", 1) as another:
-                second.init("two", "--etcd", another.urls[0])
-                for machine in (second, first):
-                    machine.start()
-                eventually(lambda: lives_on(first), "the first machine has no replicas")
-                for machine in machines:
-                    check_both(machine)
-                    assert machine.good("cat", f"made/by-{host_of(first)}").out == b"behind"
-                second.lose_power()
-                eventually(lambda: first("stat", "made/key").code == 0, "the second shard is not led")
-                check_both(first)
-                second.start()
-                eventually(lambda: lives_on(second), "the second machine does not follow")
-                stop_all(machines)
-                second.init("two", "--no-etcd")
-                second.start()
-                first.start()
-                for machine in machines:
-                    check_both(machine)
-                    machine.good("put", "-", "made/without", stdin=b"again")
-                stop_all(machines)
-        finally:
-            stop_all(machines)
+                machine.good("put", "-", "made/without", stdin=b"again")
+    finally:
+        stop_all(machines)
+
+
+def make_two_shards(etcd: EtcdCluster, first: Machine, second: Machine) -> None:
+    """Make a lake of two machines with replicas of two shards, and a bucket in each shard."""
+    first.init("two", "--protect", "1+1", "--accept-loss", "--etcd", ",".join(etcd.urls))
+    first.start()
+    second.join(first)
+    second._options = ("--heads", "2")
+    second.start()
+    first.put("first", b"it makes the bucket")
+    first.good("cluster", "names", "add")
+    first.good("put", "-", "made/key", stdin=b"there")
+    assert Shards(etcd, [first, second]).buckets() == {"bucket": 0, "made": 1}
+    eventually(lambda: lives_on(second), "the second machine has no replicas")
+    time.sleep(2 * REPEAT_EVERY_S)  # the lake's records are in the names of the first shard by then
+
+
+def read_without_etcd(machine: Machine) -> None:
+    """Read both shards from a machine's replicas, for one start."""
+    assert "names 1 " in rescue(machine).text
+    assert rescue(machine, "--read-only").code == 0
+    machine.start()
+    check_both(machine)
+    assert "only read" in machine("put", "-", "made/another", stdin=b"x").err
+    assert machine.stop() == 0
+
+
+def begin_again(here: Machine, other: Machine) -> None:
+    """Let the lake begin again from the replicas of one machine, and use it without an etcd; both are stopped then."""
+    for _ in range(2):
+        done = rescue(here, "--from-here")
+        assert done.code == 0, done
+    here.start()
+    other.join(here)
+    other.start()
+    for machine in (here, other):
+        check_both(machine)
+        machine.good("put", "-", f"made/by-{host_of(machine)}", stdin=b"behind")
+        machine.good("put", "-", f"new-{host_of(machine)[4:]}/key", stdin=b"behind")
+    assert here("mv", "made/key", "bucket/key").code == AcrossShards.exit_code
+    assert "without etcd have no replicas" in here("cluster", "names", "add").err
+    other.good("gc")
+    eventually(lambda: other("fsck").code == 0, "fsck finds something, or not all members")
+    stop_all([here, other])
 
 
 def lives_on(machine: Machine) -> bool:
