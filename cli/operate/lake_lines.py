@@ -30,7 +30,8 @@ def lake_lines(lake: dict[str, Any], folders: Sequence[dict[str, Any]] = ()) -> 
         *etcd,
         *replica_lines(lake),
     ]
-    bad = [copy for copy in lake["names"].get("copies", ()) if copy["state"] != "good"]
+    copies = [copy for shard in _shards(lake["names"]) for copy in shard.get("copies", ())]
+    bad = [copy for copy in copies if copy["state"] != "good"]
     return lines + [_line(f"names in {copy['folder']}", f"{copy['state']}: {copy['reason']}") for copy in bad]
 
 
@@ -47,7 +48,7 @@ def outlives(lake: dict[str, Any]) -> str:
         replicas = sum(each["state"] != "removed" for each in lake["names"]["replicas"])
         told += f"; names: {names_outlive(lake['names']) or 'none'} of {_count(replicas, 'machine')}"
     elif lake["names"]:
-        told += f"; names: {_count(lake['names']['devices'], 'device')}"
+        told += f"; names: {_count(min(shard['devices'] for shard in _shards(lake['names'])), 'device')}"
     dirty = lake["walker"]["dirty_partitions"]
     if dirty and devices >= 0:
         told += f"; less until {_count(dirty, 'dirty partition')} {'is' if dirty == 1 else 'are'} healed"
@@ -75,7 +76,12 @@ def replica_lines(lake: dict[str, Any]) -> list[str]:
 
 def names_outlive(names: Mapping[str, Any]) -> int:
     """Return how many machines may be lost without names of any shard."""
-    return min(int(shard["outlives_machines"]) for shard in (names, *names.get("shards", ())))
+    return min(int(shard["outlives_machines"]) for shard in _shards(names))
+
+
+def _shards(names: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the state of the names of each shard."""
+    return [names, *names.get("shards", ())]
 
 
 def _replica(replica: dict[str, Any], hosts: Mapping[str, str]) -> str:

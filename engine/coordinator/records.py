@@ -54,6 +54,8 @@ CHARGE_KEY: Final = b"coordinator"
 ETCD_KEY: Final = b"etcd"
 REPEATED_KEY: Final = b"repeated"
 CHECKPOINTS_KEY: Final = b"checkpoints"
+CHECKPOINTS: Final = CHECKPOINTS_KEY, CHECKPOINTS_KEY + b"0"
+"""Begin and end of the keys of the names' checkpoints: of the first shard, and behind "/" of others."""
 NAMES: Final = b"names/", b"names0"
 """Begin and end of the keys of the names themselves: who leads, and what their replicas share."""
 LEADER_KEY: Final = LogKeys(FIRST_SHARD).leader
@@ -252,7 +254,7 @@ class RepeatedReplica(msgspec.Struct, frozen=True, array_like=True):
 class RepeatedRecord(msgspec.Struct, frozen=True, array_like=True):
     """The coordinator's keys were repeated into a table of the names up to this time, by the leader's wall clock.
 
-    `replicas`: those that are not removed, as the leader knew them then.
+    `replicas`: those of all names shards that are not removed, as the leader knew them then.
     """
 
     said_ns: int

@@ -48,7 +48,9 @@ class ShardRequests:
     @handles(m.AddNamesShard)
     async def add(self) -> Reply:
         if self._coordinator is None:
-            raise InvalidArgument("the names of a lake without etcd are in one shard, on one machine")
+            raise InvalidArgument(
+                "names shards are added to lakes with etcd, and this one has its names on one machine"
+            )
         shard = await self._added(self._coordinator)
         leader: LeaderRecord | None = None
         with trio.move_on_after(SERVED_WITHIN_S):

@@ -47,25 +47,22 @@ class BesideNames:
 
     plan: LakePlan
     coordinator: Coordinator
-    way: WayToNames
+    connect_shard: Callable[[NamesShard], ConnectNames]
     reach: Callable[[], Awaitable[None]]
     """Asks if the coordinator answers, and is this lake's."""
     leaders: NamesLeaders | None = None
     """Say which names lead, in a lake with etcd."""
 
-    async def way_now(self, stack: AsyncExitStack) -> WayToNames:
-        """Return the way to the names, until the stack ends, once the lake is there.  Errors of the coordinator.
+    async def way(self, stack: AsyncExitStack) -> WayToNames:
+        """Return the way to the names, until the stack ends, when the lake was waited for.  Errors of `Coordinator`.
 
-        Without an etcd they are in several shards if they were rescued, each at an address of its own.
+        Without etcd the number of names shards never changes.
         """
-        if self.way.shards is not None or await shards_of(self.coordinator) == 1:
-            return self.way
+        first = self.connect_shard(FIRST_SHARD)
+        if self.plan.machine.etcd is None and await shards_of(self.coordinator) == 1:
+            return WayToNames(first)
         shards = await stack.enter_async_context(open_names_shards(self.coordinator))
-
-        def connect_shard(shard: NamesShard) -> ConnectNames:
-            return names_at(shard_address(self.plan.names_at, shard), token=self.plan.token)
-
-        return WayToNames(self.way.connect, shards, connect_shard)
+        return WayToNames(first, shards, self.connect_shard)
 
     async def wait_for_lake(self) -> LakeRecord:
         """Return the lake's record, when the coordinator can be reached and the lake was made.
@@ -105,17 +102,19 @@ async def open_beside_names(stack: AsyncExitStack, plan: LakePlan) -> BesideName
     if place is None:
         address = plan.names_at
         remote = await stack.enter_async_context(open_remote_coordinator(address, token=plan.token, lake=plan.lake_id))
-        return BesideNames(plan, remote, WayToNames(names_at(address, token=plan.token)), remote.connect)
+
+        def connect_at(shard: NamesShard) -> ConnectNames:
+            return names_at(shard_address(address, shard), token=plan.token)
+
+        return BesideNames(plan, remote, connect_at, remote.connect)
     etcd = await stack.enter_async_context(open_lake_etcd(place, plan.lake_id))
     leaders = await stack.enter_async_context(open_names_leaders(etcd.coordinator))
-    shards = await stack.enter_async_context(open_names_shards(etcd.coordinator))
     connect_to = leader_at(plan.machine.machine, token=plan.token)
 
     def connect_shard(shard: NamesShard) -> ConnectNames:
         return names_led_by(leaders.of(shard), connect_to, lambda: etcd.failure)
 
-    way = WayToNames(connect_shard(FIRST_SHARD), shards, connect_shard)
-    return BesideNames(plan, etcd.coordinator, way, etcd.ready, leaders)
+    return BesideNames(plan, etcd.coordinator, connect_shard, etcd.ready, leaders)
 
 
 async def learned(plan: LakePlan) -> LakePlan:

@@ -1,4 +1,4 @@
-"""The names of a lake made anew from a checkpoint that lies in the lake itself, when no replica is left.
+"""The names of a lake made anew from checkpoints that lie in the lake itself, when no replica is left.
 
     records      what this machine has kept: members, tables, and where the checkpoint is  (`engine.lake.lake_records`)
     members      those of this machine are started, others are asked where they serve
@@ -7,16 +7,17 @@
 
 Rules kept here:
 - Nothing is changed at the members; names that were made are removed again when this fails.
+- Each names shard has checkpoints of its own, of another time; one that has a replica here begins with that.
 - What was named since the checkpoint is lost.  Content whose names were removed since may have been freed.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 import trio
@@ -25,14 +26,13 @@ from engine.coordinator.kept_coordinator import KeptCoordinator
 from engine.coordinator.records import NamesCheckpoint
 from engine.host.clock import SystemClock
 from engine.lake.children import open_children
-from engine.lake.folders import holds_names
 from engine.lake.lake_content import open_content
 from engine.lake.lake_members import START_PATIENCE_S, identified, members_to_start
 from engine.lake.lake_records import LakeRecords, lake_records_in
 from engine.lake.machine import MachineRecord
 from engine.lake.machine_lock import machine_locked
 from engine.lake.plan import LakePlan
-from engine.lake.rescue import begun_again
+from engine.lake.rescue import NamesFound, begun_again
 from engine.members.ports import Stripes, Wanted
 from engine.metadata.begin_anew import CheckpointCopy, take_over
 from engine.store.local_store import ENGINE_THREADS
@@ -41,7 +41,7 @@ from lakefs.cluster.protection import Protection
 from lakefs.content.manifest import parse
 from lakefs.errors import ChunkNotFound, ClusterDegraded, EngineUnreachable, LakeError, PreconditionFailed, StoreDamaged
 from lakefs.host.offload import ThreadOffload
-from lakefs.ids import ChunkId, ChunkKind, chunk_of, kind_of
+from lakefs.ids import ChunkId, ChunkKind, NamesShard, chunk_of, kind_of
 from lakefs.ports import Clock, Disk, Offload
 
 PATIENCE_S: Final = 60.0
@@ -51,36 +51,43 @@ _AWAY: Final = ChunkNotFound, ClusterDegraded, EngineUnreachable
 _log: Final = structlog.get_logger(__name__)
 
 
-def kept_records(plan: LakePlan) -> LakeRecords:
-    """Return the records that this machine has kept, with a checkpoint in them.  PreconditionFailed.  Blocks."""
-    if any(holds_names(folder) for folder in plan.folders):
-        raise PreconditionFailed("this machine has a replica of the names, which is newer; begin with --from-here")
-    records = lake_records_in(plan.folders, plan.lake_id)
-    if records is None or not records.checkpoints.checkpoints:
-        raise PreconditionFailed(
-            "this machine has no replica of the names, and knows of no checkpoint of them in the lake; run this on one "
-            "that has"
-        )
-    return records
+class Kept(NamedTuple):
+    """The records that this machine has kept, and the checkpoints of each names shard that has no replica here."""
+
+    records: LakeRecords
+    shards: int
+    """Their number."""
+    checkpoints: Mapping[NamesShard, tuple[NamesCheckpoint, ...]]
+    """The newest first."""
 
 
-async def begun_from_lake(plan: LakePlan, records: LakeRecords) -> tuple[MachineRecord, NamesCheckpoint]:
-    """Let the lake begin again from the newest checkpoint that can be read; return this machine's record, and which.
+def kept_records(plan: LakePlan, found: NamesFound) -> Kept:
+    """Return what this machine has kept, for the shards of which no replica was `found` here.
 
-    Errors of the newest that cannot be read, if none can; of `begun_again`.  StoreLocked while the lake is served.
+    PreconditionFailed if all are here, or there is no checkpoint of one.  Blocks.
     """
-    checkpoints = records.checkpoints.checkpoints
-    for number, checkpoint in enumerate(checkpoints, 1):
-        try:
-            return await _begun_from(plan, records, checkpoint), checkpoint
-        except LakeError as error:
-            if number == len(checkpoints) or not isinstance(error, (*_AWAY, StoreDamaged)):
-                raise
-            _log.error("a checkpoint of the names cannot be read; the one before it is", reason=error.message)
-    raise AssertionError("the last one returns or raises")
+    records = lake_records_in(plan.folders, plan.lake_id)
+    found = replace(found, count=max(found.count, records.shards if records is not None else 1))
+    if not found.missing:
+        raise PreconditionFailed("this machine has a replica of the names, which is newer; begin with --from-here")
+    checkpoints = {shard: () if records is None else records.checkpoints(shard) for shard in found.missing}
+    for shard, known in checkpoints.items():
+        if records is None or not known:
+            of_shard = "the names" if found.count == 1 else f"names shard {shard}"
+            raise PreconditionFailed(
+                f"this machine has no replica of {of_shard}, and knows of no checkpoint of them in the lake; run this "
+                "on one that has"
+            )
+    assert records is not None, "it has checkpoints"
+    return Kept(records, found.count, checkpoints)
 
 
-async def _begun_from(plan: LakePlan, records: LakeRecords, checkpoint: NamesCheckpoint) -> MachineRecord:
+async def begun_from_lake(plan: LakePlan, kept: Kept) -> tuple[MachineRecord, Mapping[NamesShard, NamesCheckpoint]]:
+    """Let the lake begin again, each shard without a replica here from its newest checkpoint that can be read.
+
+    Returns this machine's record, and which checkpoints those are.  Errors of the oldest where none of a shard can be
+    read; of `begun_again`.  StoreLocked while the lake is served.
+    """
     async with AsyncExitStack() as stack:
         stack.enter_context(machine_locked(plan.folders))
         offload = await stack.enter_async_context(ThreadOffload(ENGINE_THREADS, "lake"))
@@ -89,35 +96,55 @@ async def _begun_from(plan: LakePlan, records: LakeRecords, checkpoint: NamesChe
         processes = await stack.enter_async_context(open_children(members, identified))
         with trio.move_on_after(START_PATIENCE_S):
             await processes.wait_settled()
-        content = await open_content(stack, plan, KeptCoordinator(records.records), offload)
-        source = LakeSource(content.stripes, checkpoint, SystemClock(), offload)
-        _log.info("the names are made from a checkpoint in the lake", bytes=checkpoint.file_bytes)
-        return await begun_again(plan, source.begin_anew, newer=records.records)
+        content = await open_content(stack, plan, KeptCoordinator(kept.records.records), offload)
+        sources = {
+            shard: LakeSource(content.stripes, checkpoints, SystemClock(), offload)
+            for shard, checkpoints in kept.checkpoints.items()
+        }
+        begin = {shard: source.begin_anew for shard, source in sources.items()}
+        machine = await begun_again(plan, kept.shards, begin, newer=kept.records.records)
+    return machine, {shard: source.used for shard, source in sources.items() if source.used is not None}
 
 
-@dataclass(frozen=True)
+@dataclass
 class LakeSource:
-    """A checkpoint in the lake, to make names from (`engine.store.names_opening.BeginAnew`)."""
+    """Checkpoints in the lake, the newest first, to make names from (`engine.store.names_opening.BeginAnew`)."""
 
     stripes: Stripes
-    checkpoint: NamesCheckpoint
+    checkpoints: Sequence[NamesCheckpoint]
     clock: Clock
     offload: Offload
+    used: NamesCheckpoint | None = None
+    """The one that names were made from."""
 
     async def begin_anew(self, disk: Disk, opened: OpenedStore) -> OpenedStore:
-        """Replace the metadata of a new store by the checkpoint; returns the store as it is then.
+        """Replace the metadata of a new store by the newest that can be read; returns the store as it is then.
 
         Errors of `Stripes.read`, StoreDamaged, StoreFull, DiskFailed: the store is as it was.
         """
-        sequence = self.checkpoint.sequence
+        for number, checkpoint in enumerate(self.checkpoints, 1):
+            try:
+                begun = await self._begun_from(checkpoint, disk, opened)
+            except LakeError as error:
+                if number == len(self.checkpoints) or not isinstance(error, (*_AWAY, StoreDamaged)):
+                    raise
+                _log.error("a checkpoint of the names cannot be read; the one before it is", reason=error.message)
+            else:
+                self.used = checkpoint
+                return begun
+        raise AssertionError("the last one returns or raises")
+
+    async def _begun_from(self, checkpoint: NamesCheckpoint, disk: Disk, opened: OpenedStore) -> OpenedStore:
+        sequence = checkpoint.sequence
+        _log.info("the names are made from a checkpoint in the lake", bytes=checkpoint.file_bytes)
         copy = await self.offload.run(CheckpointCopy, disk, opened.superblock.identity, sequence)
         is_whole, offset = False, 0
         try:
-            async for piece in self._pieces(chunk_of(self.checkpoint.blob)):
+            async for piece in self._pieces(chunk_of(checkpoint.blob)):
                 await self.offload.run(copy.write, piece, offset)
                 offset += len(piece)
-            if offset != self.checkpoint.file_bytes:
-                raise StoreDamaged(f"the checkpoint in the lake has {offset} bytes, not {self.checkpoint.file_bytes}")
+            if offset != checkpoint.file_bytes:
+                raise StoreDamaged(f"the checkpoint in the lake has {offset} bytes, not {checkpoint.file_bytes}")
             is_whole = True
         finally:
             with trio.CancelScope(shield=True):

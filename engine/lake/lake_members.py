@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from engine.coordinator.lake_state import NO_EPOCH, LakeState
 from engine.coordinator.records import MemberRecord
 from engine.host.local_disk import LocalDisk
 from engine.lake.children import LOOK_S, Served
-from engine.lake.folders import NAMES_FOLDER, check_devices
+from engine.lake.folders import check_devices, names_folder
 from engine.lake.machine import keep_machine
 from engine.lake.member_processes import MemberPlan, MemberProcess, MemberProcesses
 from engine.lake.plan import LakePlan
@@ -35,7 +36,7 @@ from lakefs.cluster.placing import first_table
 from lakefs.cluster.protection import Protection
 from lakefs.cluster.table_format import pack
 from lakefs.errors import EngineUnreachable, LakeError, StoreUnusable
-from lakefs.ids import MemberId
+from lakefs.ids import MemberId, NamesShard
 
 START_PATIENCE_S: Final = 30.0
 """Time for which the start of a lake that was made waits for members that take long."""
@@ -88,10 +89,10 @@ async def identified(member: MemberProcess) -> None:
         _log.error("a member is not shown: its store does not say its id", folder=str(folder), reason=str(error))
 
 
-async def take_new_folders(plan: LakePlan, processes: MemberProcesses, names: LocalNames | None) -> None:
+async def take_new_folders(plan: LakePlan, processes: MemberProcesses, names: Mapping[NamesShard, LocalNames]) -> None:
     """Start members in folders that become wanted: prepared ones, and those whose disk is mounted late.
 
-    `names`, if they are here, may have a copy there too.  Runs until cancelled.
+    `names`, those of the shards that are here, may have a copy there too.  Runs until cancelled.
     """
     while True:
         await trio.sleep(LOOK_S)
@@ -101,8 +102,8 @@ async def take_new_folders(plan: LakePlan, processes: MemberProcesses, names: Lo
                 _log.info("a member is started in a folder that held none", folder=str(member.folder))
                 keep_machine([member.folder], plan.machine, plan.token)
                 processes.add(member)
-                if names is not None:
-                    names.add_folder(LocalFolder(member.folder / NAMES_FOLDER, plan.may_have_names))
+                for shard, local in names.items():
+                    local.add_folder(LocalFolder(names_folder(member.folder, shard), plan.may_have_names))
 
 
 async def wait_for_members(

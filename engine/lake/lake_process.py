@@ -106,7 +106,8 @@ class RunningLake(Running):
         names = self.parts.names
         if self.parts.reads_only:
             return READS_ONLY
-        return "" if names is None else names.local.store.read_only_because
+        because = [] if names is None else [local.store.read_only_because for local in names.stores.values()]
+        return next(filter(None, because), "")
 
     async def listen(self, nursery: trio.Nursery) -> None:
         """See `Running`."""
@@ -170,7 +171,7 @@ async def run_lake(
                     trio.open_nursery() as nursery,
                 ):
                     opened.cancel()
-                    local_names = None if lake.names is None else lake.names.local
+                    local_names = {} if lake.names is None else lake.names.stores
                     nursery.start_soon(take_new_folders, lake.plan, lake.processes, local_names)
                     if lake.names is not None:
                         nursery.start_soon(lake.names.upkeep.run)
@@ -369,10 +370,12 @@ async def _serve_machines(
         task_status.started(None)
         return
     connections = connections_limit(STRANGERS_MAX)
-    token, bound = parts.plan.token, []
+    bound: list[str] = []
     async with trio.open_nursery() as nursery:
         for shard, service in parts.names.services.items():
-            server = Server(service, TrioNetwork(), token=token, connections_max=connections, of_the_lake=True)
+            server = Server(
+                service, TrioNetwork(), token=parts.plan.token, connections_max=connections, of_the_lake=True
+            )
             running.drains.append(server.drain)
             bound.append(await nursery.start(server.listen_and_serve, shard_address(f"tcp://{address}", shard)))
-        task_status.started(f"cluster {' '.join(bound)}")
+        task_status.started(f"cluster {bound[0]}")

@@ -4,8 +4,9 @@
     crc32c       4        of what follows, little-endian
     records      ...      msgpack: (version, lake, time in ns, {key: value})
 
-The keys are the coordinator's: the lake, its members, its tables and generation, and the checkpoints of the names
-(`engine.lake.names_checkpoints`).  Each machine of a lake with etcd writes them when they have changed.
+The keys are the coordinator's: the lake, its members, its tables and generation, the number of its names shards, and
+the checkpoints of each (`engine.lake.names_checkpoints`).  Each machine of a lake with etcd writes them when they have
+changed.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ from crc32c import crc32c
 from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.lasting import entries_of
 from engine.coordinator.records import (
-    CHECKPOINTS_KEY,
+    CHECKPOINTS,
     EPOCH_KEY,
     EPOCHS,
     GENERATION_KEY,
     LAKE_KEY,
     MEMBERS,
+    SHARDS_KEY,
     CheckpointsRecord,
+    NamesCheckpoint,
+    ShardsRecord,
+    checkpoints_key,
     decode,
 )
 from engine.host.local_disk import LocalDisk
@@ -37,6 +42,7 @@ from engine.host.small_file import replace_small_file
 from engine.lake.machine import give_to_owner
 from engine.lake.plan import LakePlan
 from lakefs.errors import LakeError
+from lakefs.ids import NamesShard
 from lakefs.ports import Clock, Offload
 
 RECORDS_FILE: Final = "lake.records"
@@ -45,8 +51,8 @@ RECORDS_BYTES_MAX: Final = 64 << 20
 KEEP_EVERY_S: Final = 30.0
 _VERSION: Final = 1
 _CRC_BYTES: Final = 4
-_SINGLE: Final = (LAKE_KEY, EPOCH_KEY, GENERATION_KEY, CHECKPOINTS_KEY)
-_RANGES: Final = (MEMBERS, EPOCHS)
+_SINGLE: Final = (LAKE_KEY, EPOCH_KEY, GENERATION_KEY, SHARDS_KEY)
+_RANGES: Final = (MEMBERS, EPOCHS, CHECKPOINTS)
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -58,10 +64,15 @@ class LakeRecords(NamedTuple):
     records: Mapping[bytes, bytes]
 
     @property
-    def checkpoints(self) -> CheckpointsRecord:
-        """The checkpoints of the names.  StoreUnusable for a later release's."""
-        value = self.records.get(CHECKPOINTS_KEY)
-        return CheckpointsRecord() if value is None else decode(CheckpointsRecord, value)
+    def shards(self) -> int:
+        """The number of names shards.  StoreUnusable for a later release's record."""
+        value = self.records.get(SHARDS_KEY)
+        return 1 if value is None else decode(ShardsRecord, value).count
+
+    def checkpoints(self, shard: NamesShard) -> tuple[NamesCheckpoint, ...]:
+        """Return the checkpoints of the names of a shard, the newest first.  StoreUnusable for a later release's."""
+        value = self.records.get(checkpoints_key(shard))
+        return () if value is None else decode(CheckpointsRecord, value).checkpoints
 
 
 @asynccontextmanager

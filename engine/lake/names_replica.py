@@ -12,6 +12,8 @@ Rules kept here:
 - A replica that is of another time of the lake begins anew: before it was moved to this coordinator, or rescued, the
   groups of the same numbers may have been others.  The table in the names says of which it is (`moving`); a shard that
   was added has no such word before its first term ends, and its log begins empty.
+- Names that were copied from a machine which is present, with its replica in them, are set aside: two replicas of one
+  id would take the lead from each other, and count as one.
 - The service of a term is its own, with its gate, upkeep and connections: another leader is a restarted engine.
 """
 
@@ -47,7 +49,7 @@ from engine.process.mirrored_names import LocalNames
 from engine.requests.dispatch import Group
 from engine.store.names_opening import BeginAnew
 from engine.superblock.superblock import Superblock
-from lakefs.errors import EngineBusy, EngineUnreachable, LakeError
+from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, StoreUnusable
 from lakefs.ids import NamesShard, ReplicaId
 from lakefs.wire.engine_port import EngineService
 
@@ -69,6 +71,16 @@ class Term:
     upkeep: Callable[[], Awaitable[None]]
     begin: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
     """Awaited before anybody is served."""
+
+
+class ReplicaIsCopy(StoreUnusable):
+    """The replica here is one of another machine, whose folder was copied."""
+
+
+async def no_other_machine(replica: ReplicaId) -> str:
+    """Return "": a replica is no other machine's."""
+    await trio.lowlevel.checkpoint()
+    return ""
 
 
 async def none_before() -> int:
@@ -93,16 +105,19 @@ class NamesReplica:
         incarnation: bytes = b"",
         leads: SpreadLeads | None = None,
         machines_before: Callable[[], Awaitable[int]] = none_before,
+        copied_from: Callable[[ReplicaId], Awaitable[str]] = no_other_machine,
     ) -> None:
         """`open_term` makes what serves on names that lead, with the handlers of other replicas' requests.
 
         `failure`: why the coordinator cannot be asked now; empty: it can.  `make_room`: see `ReplicaPlace`.
         `incarnation`: of the lake's coordinator; empty: replicas are not asked of which they are.  `leads`: those of
         all shards on this machine.  `machines_before`: how many others a new replica is left to first.
+        `copied_from`: the machine that is present with a replica, if that is another one than this; else empty.
         """
         self._keys: Final = LogKeys(host.shard)
         self._leads_here = leads or SpreadLeads()
         self._machines_before = machines_before
+        self._copied_from = copied_from
         self._host = host
         self._lake = lake
         self._coordinator = coordinator
@@ -157,6 +172,9 @@ class NamesReplica:
                 _log.error("this machine has no part in the names", reason=error.message)
                 await self._stopping.wait()
                 return
+            except ReplicaIsCopy as error:
+                _log.error("these names are set aside, and a replica is made anew", reason=error.message)
+                await self._host.offload.run(self._host.set_aside)
             except ReplicaIsBehind as error:
                 _log.warning("this replica of the names begins anew", reason=error.message)
                 is_behind = True
@@ -201,6 +219,8 @@ class NamesReplica:
         record = self._host.leader_record(superblock)
         place = replica_place(self._coordinator, self._host.clock, self._lake, record, self._host.shard)
         self._replica = place.replica
+        if machine := await self._copied_from(place.replica):
+            raise ReplicaIsCopy(f"they are a copy of those of machine {machine}, which is present", subject="names")
         refuse_other_time(metadata, self._incarnation, self._host.shard)
         self._metadata = metadata
         try:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any
 
 import trio
 
@@ -36,23 +36,21 @@ from engine.lake.names_checkpoints import NamesCheckpoints
 from engine.lake.names_here import open_table
 from engine.lake.names_replica import Term
 from engine.lake.plan import LakePlan
-from engine.lake.shards_in_process import buckets_of
+from engine.lake.shards_here import begin_numbers
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_gc.shard_links import ConnectShard
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
 from engine.lake_upkeep.other_shards import NO_OTHER_SHARDS, OtherShards, shards_by_requests
 from engine.lake_upkeep.shard_upkeep import ShardUpkeep
+from engine.namespace.buckets import list_buckets
 from engine.process.mirrored_names import LocalNames
 from engine.requests.bind import BindGate
 from engine.requests.dispatch import Group
 from engine.requests.table import NamesService
 from engine.store.keyed_store import KeyedStore
-from engine.tables.views import Transaction
 from lakefs.ids import NamesShard
 from lakefs.ports import Offload
 
-NODE_BITS: Final = 40
-"""Names of one shard over its life: 10^12."""
 _Run = Callable[[], Awaitable[None]]
 
 
@@ -94,7 +92,7 @@ class NamesTerms:
         async def begin() -> None:
             await upkeep.begin()
             await in_lake.begin()
-            await buckets.begin(buckets_of(store))
+            await buckets.begin(_buckets_of(store))
 
         return Term(service, partial(keep_lake, upkeep, etcd.coordinator, store, in_lake.run), begin)
 
@@ -113,7 +111,7 @@ class NamesTerms:
             await begin_shard(shard, store, charge)
             await upkeep.begin()
             await in_lake.begin()
-            await buckets.begin(buckets_of(store))
+            await buckets.begin(_buckets_of(store))
 
         return Term(service, in_lake.run, begin)
 
@@ -142,14 +140,7 @@ async def begin_shard(shard: NamesShard, store: KeyedStore, charge: ChargeRecord
     try:
         if (await table.get(CHARGE_KEY)).entry is not None:
             return
-
-        def decide(txn: Transaction) -> None:
-            first = txn.new_node_ids(1)
-            if first < shard << NODE_BITS:
-                txn.new_node_ids((shard << NODE_BITS) - first - 1)
-
-        _, sequence = await store.metadata.commit(decide)
-        await store.metadata.wait_durable(sequence)
+        await begin_numbers(store.metadata, shard)
         await table.transact([IsAbsent(CHARGE_KEY)], [Put(CHARGE_KEY, encode(charge))])
     finally:
         table.close()
@@ -165,8 +156,12 @@ def lake_upkeep(
     content: Content,
     offload: Offload,
     others: OtherShards = NO_OTHER_SHARDS,
+    names_state: Callable[[], dict[str, Any]] | None = None,
 ) -> LakeUpkeep:
-    """Return the upkeep of the lake beside the names of its first shard; `others` has those of other shards."""
+    """Return the upkeep of the lake beside the names of its first shard.
+
+    `others`, `names_state`: see `LakeUpkeep`; without the latter it is that of `names`.
+    """
     return LakeUpkeep(
         coordinator,
         content.links,
@@ -176,12 +171,17 @@ def lake_upkeep(
         joined,
         offload,
         UpkeepSettings(name=plan.machine.name, upload_expiry_s=plan.upload_expiry_s),
-        names_state=names.state,
+        names_state=names_state or names.state,
         etcd_state=None if etcd is None else etcd.state,
         on_change=content.links.view.on_change,
         take=content.take,
         others=others,
     )
+
+
+def _buckets_of(store: KeyedStore) -> list[str]:
+    with store.metadata.view() as view:
+        return [bucket.name for bucket in list_buckets(view)]
 
 
 async def keep_lake(upkeep: LakeUpkeep, coordinator: Coordinator, store: KeyedStore, *beside: _Run) -> None:

@@ -27,12 +27,13 @@ from typing import Final
 import structlog
 import trio
 
+from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.coordinator_requests import coordinator_group
 from engine.coordinator.lake_state import NO_EPOCH, NO_GENERATION, LakeState
 from engine.coordinator.moving import charge_of, refuse_unless_in_charge
 from engine.coordinator.names_coordinator import NamesCoordinator
 from engine.coordinator.names_leader import Leader, NamesLeaders, open_names_leaders
-from engine.coordinator.names_shards import NamesShards, open_names_shards
+from engine.coordinator.names_shards import NamesShards, open_names_shards, shards_of
 from engine.coordinator.records import LakeRecord
 from engine.coordinator.shard_requests import shards_group
 from engine.fabric.engine_fabric import EngineFabric
@@ -41,6 +42,7 @@ from engine.format.layouts import StoreIdentity
 from engine.head.head import AboutMachine, Head, open_head
 from engine.head.head_tier import HeadMemory
 from engine.host.clock import SystemClock
+from engine.lake.all_shards import LocalShard, LocalShards, open_other_shards
 from engine.lake.beside_names import learned, open_beside_names
 from engine.lake.children import open_children
 from engine.lake.embedded_names import embedded_names
@@ -70,8 +72,7 @@ from engine.lake.presence import head_record, present, with_deadline
 from engine.lake.read_shards import way_to_read
 from engine.lake.reads_only import end_with_this_start, reading, recorded_protection
 from engine.lake.replica_host import MachineHost
-from engine.lake.shard_replicas import ShardReplicas, WayToNames, machines_before, running_replicas
-from engine.lake.shards_in_process import open_other_shards, served_here
+from engine.lake.shard_replicas import ShardReplicas, WayToNames, copied_from, machines_before, running_replicas
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.members.member_links import MemberLinks
@@ -93,9 +94,22 @@ class LakeNames:
     """The names of the lake on this machine, with what is beside them."""
 
     local: LocalNames
+    """The first shard's."""
     upkeep: LakeUpkeep
-    services: Mapping[NamesShard, EngineService]
-    """Serve the heads of other machines, by names shards."""
+    service: EngineService
+    """Serves the heads of other machines, with the names of the first shard."""
+    others: Mapping[NamesShard, LocalShard]
+    """The other shards, where there are several."""
+
+    @property
+    def stores(self) -> dict[NamesShard, LocalNames]:
+        """The names of all shards."""
+        return {FIRST_SHARD: self.local} | {shard: each.local for shard, each in self.others.items()}
+
+    @property
+    def services(self) -> dict[NamesShard, EngineService]:
+        """The services of all shards."""
+        return {FIRST_SHARD: self.service} | {shard: each.service for shard, each in self.others.items()}
 
 
 @dataclass(frozen=True)
@@ -169,31 +183,42 @@ async def _open_with_names(plan: LakePlan, fabric: EngineFabric) -> AsyncIterato
         if (charge := await charge_of(coordinator)) is not None:
             refuse_unless_in_charge(charge, plan.lake_id, TABLE)
         state = LakeState(coordinator)
-        others = await open_other_shards(stack, plan, coordinator)
         protection = await _recorded(state, plan)
         is_made = await state.epoch() != NO_EPOCH
         processes = await _open_processes(stack, plan, state, protection, is_made=is_made)
         await wait_for_members(processes, state, plan, protection, is_made=is_made)
         plan = _kept(plan, processes, protection)
         content = await open_content(stack, plan, coordinator, offload)
-        shards = await served_here(plan, coordinator, store, others, content)
-        upkeep = lake_upkeep(plan, names, coordinator, None, gate, joined, content, offload, shards.upkeep)
+        count = await shards_of(coordinator)
+        others = await open_other_shards(stack, plan, store, coordinator, content, charge, count)
+        upkeep = lake_upkeep(
+            plan, names, coordinator, None, gate, joined, content, offload, others.others, partial(others.state, names)
+        )
         serving = partial(
             NamesService,
             store,
             gate=gate,
             upkeep=upkeep.requests,
             more_status=upkeep.status,
+            buckets=others.first_buckets,
             more=[shards_group(None, plan.lake_id)],
-            buckets=shards.buckets,
         )
         memory = await stack.enter_async_context(head_memory(plan.tier, store.superblock.identity, offload, fabric))
-        way = await shards.way(stack, coordinator, embedded_names(serving()))
+        way = await _way(stack, coordinator, serving(), others, count)
         about = partial(about_machine, plan, processes)
         head = await _open_head(stack, plan, about, way, content, offload, store.clock, memory, fabric)
-        services = {FIRST_SHARD: serving(coordinator=coordinator_group(coordinator)), **shards.services}
-        with_names = LakeNames(names, upkeep, services)
+        service = serving(coordinator=coordinator_group(coordinator))
+        with_names = LakeNames(names, upkeep, service, others.all)
         yield LakeParts(plan, processes, content.links, head, protection, offload, with_names, is_made_now=not is_made)
+
+
+async def _way(
+    stack: AsyncExitStack, coordinator: Coordinator, first: EngineService, others: LocalShards, count: int
+) -> WayToNames:
+    """Return the way to the names of so many shards here, of which the first has that service, until the stack ends."""
+    if count == 1:
+        return WayToNames(embedded_names(first))
+    return others.way(first, await stack.enter_async_context(open_names_shards(coordinator)))
 
 
 def _kept(plan: LakePlan, processes: MemberProcesses, protection: Protection) -> LakePlan:
@@ -277,6 +302,7 @@ def _replica(terms: NamesTerms, leaders: NamesLeaders, shards: NamesShards, shar
         incarnation=bytes.fromhex(etcd.place.incarnation),
         leads=terms.leads,
         machines_before=before,
+        copied_from=partial(copied_from, etcd.coordinator, shard, plan.machine.machine),
     )
 
 
@@ -335,7 +361,7 @@ async def _open_beside_names(
         memory = await stack.enter_async_context(head_memory(plan.tier, identity, offload, fabric))
         about = about or partial(about_machine, plan, processes)
         head = await _open_head(
-            stack, plan, about, await lake.way_now(stack), content, offload, SystemClock(), memory, fabric
+            stack, plan, about, await lake.way(stack), content, offload, SystemClock(), memory, fabric
         )
         yield LakeParts(plan, processes, content.links, head, protection, offload, None, is_made_now=False)
 
@@ -371,6 +397,8 @@ async def _open_head(
         way.connect,
         content.stripes,
         content.links,
+        shards=way.shards,
+        connect_shard=way.connect_shard,
         offload=offload,
         clock=clock,
         buffers=content.buffers,
@@ -378,8 +406,6 @@ async def _open_head(
         memory=memory,
         machine=plan.machine.machine,
         fabric=fabric,
-        shards=way.shards,
-        connect_shard=way.connect_shard,
     )
     head = await stack.enter_async_context(opening)
     stack.callback(content.links.view.on_change(head.parts.homes.look))

@@ -10,10 +10,10 @@ from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.names_shards import open_names_shards, shards_of
 from engine.head.names_link import ConnectNames, NamesConnection
 from engine.lake.embedded_names import embedded_names
+from engine.lake.folders import holds_names
 from engine.lake.names_here import open_names
 from engine.lake.plan import LakePlan
 from engine.lake.reads_only import reading
-from engine.lake.rescued_shards import is_here
 from engine.lake.shard_replicas import WayToNames
 from engine.requests.bind import BindGate
 from engine.requests.table import NamesService
@@ -34,11 +34,15 @@ async def way_to_read(
         return WayToNames(first)
     connects: dict[NamesShard, ConnectNames] = {}
     for shard in map(NamesShard, range(1, count)):
-        if await offload.run(partial(is_here, plan, shard)):
+        if await offload.run(partial(_is_here, plan, shard)):
             names = await stack.enter_async_context(open_names(plan, reading, shard=shard, is_new=False))
             connects[shard] = embedded_names(NamesService(names.store, gate=BindGate()))
     shards = await stack.enter_async_context(open_names_shards(table))
     return WayToNames(first, shards, lambda shard: _connecting(shard, connects.get(shard)))
+
+
+def _is_here(plan: LakePlan, shard: NamesShard) -> bool:
+    return any(holds_names(folder, shard) for folder in plan.folders)
 
 
 def _connecting(shard: NamesShard, found: ConnectNames | None) -> ConnectNames:

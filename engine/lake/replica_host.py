@@ -18,10 +18,11 @@ from engine.group_log.replica import ReplicaPlace
 from engine.head.leader_link import leader_at
 from engine.head.names_link import ConnectNames
 from engine.host.clock import BoottimeClock
-from engine.lake.folders import holds_names
+from engine.lake.folders import holds_names, names_folder
 from engine.lake.names_here import open_names
 from engine.lake.plan import UNIX, LakePlan
 from engine.process.mirrored_names import LocalNames
+from engine.process.names_place import LocalFolder
 from engine.process.running import connections_limit
 from engine.server.listener import Server
 from engine.store.metadata_life import Leading
@@ -63,6 +64,10 @@ class ReplicaHost(Protocol):
         """Return True if there is a store of the shard's names.  Blocks."""
         ...
 
+    def set_aside(self) -> None:
+        """Move the store of the shard's names away, which is not open.  Blocks.  DiskFailed."""
+        ...
+
     def open_names(
         self, leading: Leading, begin_anew: BeginAnew | None, *, is_new: bool
     ) -> AbstractAsyncContextManager[LocalNames]:
@@ -96,6 +101,12 @@ class MachineHost:
     def has_names(self) -> bool:
         """See `ReplicaHost`."""
         return any(holds_names(folder, self.shard) for folder in self._plan.folders)
+
+    def set_aside(self) -> None:
+        """See `ReplicaHost`."""
+        for folder in self._plan.folders:
+            if holds_names(folder, self.shard):
+                LocalFolder(names_folder(folder, self.shard)).set_aside()
 
     def open_names(
         self, leading: Leading, begin_anew: BeginAnew | None, *, is_new: bool
@@ -142,7 +153,9 @@ def replica_place(
     return ReplicaPlace(coordinator, clock, lake, replica, record.machine, encode(record), _holder, shard)
 
 
-def machine_place(plan: LakePlan, coordinator: Coordinator, superblock: Superblock, shard: NamesShard) -> ReplicaPlace:
+def machine_place(
+    plan: LakePlan, coordinator: Coordinator, superblock: Superblock, shard: NamesShard = FIRST_SHARD
+) -> ReplicaPlace:
     """Return the surroundings of the log of a shard's replica in a store of this machine."""
     record = _leader_record(plan, superblock, shard)
     return replica_place(coordinator, BoottimeClock(), plan.lake_id, record, shard)

@@ -22,7 +22,7 @@ from engine.format.group_parts import FIRST_SHARD, LogKeys
 from engine.head.names_link import ConnectNames
 from engine.host.tasks import plain_errors
 from engine.lake.names_replica import NamesReplica
-from lakefs.ids import NamesShard
+from lakefs.ids import NamesShard, ReplicaId
 
 
 class WayToNames(NamedTuple):
@@ -110,3 +110,15 @@ async def machines_before(coordinator: Coordinator, shard: NamesShard, shards: N
     present = {head.machine for head in await LakeState(coordinator).heads() if head.has_members}
     own = replicas[machine], machine
     return sum((replicas[each], each) < own for each in present - has_one)
+
+
+async def copied_from(coordinator: Coordinator, shard: NamesShard, machine: str, replica: ReplicaId) -> str:
+    """Return the machine that has said last that a replica is its own, if that is another one, and is present.
+
+    Else empty: a disk may have been brought here from a machine that is gone.  Errors of the coordinator.
+    """
+    entry = (await coordinator.get(LogKeys(shard).replica(replica))).entry
+    owner = machine if entry is None else decode(ReplicaRecord, entry.value).machine
+    if owner == machine:
+        return ""
+    return owner if owner in {head.machine for head in await LakeState(coordinator).heads()} else ""

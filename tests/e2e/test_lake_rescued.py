@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from engine.format.group_parts import FIRST_SHARD
 from engine.lake.lake_records import lake_records_in
 from engine.lake.machine import read_machine
 from tests.e2e.served import lake
@@ -41,8 +42,8 @@ def rescue(machine: Machine, *options: str) -> Any:
     return lake("cluster", "rescue", *machine.data_options, *options)
 
 
-def looked_at(machine: Machine) -> dict[str, Any]:
-    done = rescue(machine, "--json")
+def looked_at(machine: Machine, *options: str) -> dict[str, Any]:
+    done = rescue(machine, "--json", *options)
     assert done.code == 0, done
     found: dict[str, Any] = json.loads(done.out)
     return found
@@ -214,6 +215,6 @@ def newest_of(machine: Machine) -> int:
     """Return the time of the newest checkpoint in the lake that a machine knows of."""
     record = record_of(machine)
     records = lake_records_in(machine.devices, bytes.fromhex(record.lake))
-    if records is None or not records.checkpoints.checkpoints:
+    if records is None or not records.checkpoints(FIRST_SHARD):
         return 0
-    return records.checkpoints.checkpoints[0].said_ns
+    return records.checkpoints(FIRST_SHARD)[0].said_ns

@@ -264,6 +264,10 @@ class ReplicaPlace:
         """See `ReplicaHost`."""
         return self.disk.exists(SUPERBLOCK_PATH)
 
+    def set_aside(self) -> None:
+        """See `ReplicaHost`."""
+        self.disk = self._new_disk()
+
     @asynccontextmanager
     async def open_names(
         self, leading: Leading, begin_anew: BeginAnew | None, *, is_new: bool

@@ -134,6 +134,17 @@ def test_the_sentence_of_losses(devices: int, machines: int, dirty: int, told: s
     assert outlives(lake) == told
 
 
+def test_names_of_several_shards_without_an_etcd_are_as_safe_as_the_worst_of_them() -> None:
+    good, lost = ({"folder": f"/disk/1/{name}", "state": "good", "reason": ""} for name in ("names", "names.1"))
+    lost |= {"state": "lost", "reason": "it cannot be written"}
+    names = {"devices": 2, "copies": [good], "shards": [{"shard": 1, "devices": 1, "copies": [lost]}]}
+    lake = of(names=names)
+    assert "; names: 1 device" in outlives(lake)
+    last = lake_lines(lake)[-1]
+    assert last.startswith("names in /disk/1/names.1")
+    assert last.endswith("lost: it cannot be written")
+
+
 def test_a_walk_under_way_has_its_position_and_a_cycle_of_gc_those_who_took_no_part() -> None:
     walker = {
         "healed": False,

@@ -118,9 +118,9 @@ def test_a_leader_that_was_deposed_adds_none() -> None:
     with_leader(main)
 
 
-def test_a_lake_without_etcd_has_one_shard() -> None:
+def test_a_lake_without_etcd_gets_no_other_shard() -> None:
     async def scenario() -> None:
-        with pytest.raises(InvalidArgument, match="without etcd are in one shard"):
+        with pytest.raises(InvalidArgument, match="names shards are added to lakes with etcd"):
             await ShardRequests(None, LAKE).add()
 
     run(scenario)

@@ -58,7 +58,7 @@ async def recorded(lake: SmallLake) -> CheckpointsRecord:
 
 async def is_readable(lake: SmallLake, checkpoint: NamesCheckpoint) -> bool:
     """Return True if names can be made from a checkpoint."""
-    source = LakeSource(lake.stripes, checkpoint, SimClock(), InlineOffload())
+    source = LakeSource(lake.stripes, [checkpoint], SimClock(), InlineOffload())
     with mock.patch("engine.lake.from_lake.PATIENCE_S", 0.0):
         try:
             return sum([len(piece) async for piece in source._pieces(chunk_of(checkpoint.blob))]) > 0
@@ -76,7 +76,7 @@ def test_names_are_made_from_a_checkpoint_in_the_lake(piece_bytes: int) -> None:
                 await trio.sleep(FIRST_S + 10)
                 [checkpoint] = (await recorded(lake)).checkpoints
             before = contents(lake.names.metadata)
-            source = LakeSource(lake.stripes, checkpoint, SimClock(), InlineOffload())
+            source = LakeSource(lake.stripes, [checkpoint], SimClock(), InlineOffload())
             opening = open_names_store(
                 SimDisk(9),
                 SimClock(),
@@ -172,13 +172,18 @@ def test_a_checkpoint_that_is_short_makes_no_names() -> None:
                 await trio.sleep(FIRST_S + 10)
                 [checkpoint] = (await recorded(lake)).checkpoints
             longer = NamesCheckpoint(checkpoint.blob, checkpoint.sequence, checkpoint.file_bytes + 1, 0)
-            source = LakeSource(lake.stripes, longer, SimClock(), InlineOffload())
+            source = LakeSource(lake.stripes, [longer], SimClock(), InlineOffload())
             opening = open_names_store(
                 SimDisk(9), SimClock(), InlineOffload(), cluster_id=NAMES_OF, create=True, begin_anew=source.begin_anew
             )
             with pytest.raises(StoreDamaged, match="bytes, not"):
                 async with opening:
                     pass
+            source = LakeSource(lake.stripes, [longer, checkpoint], SimClock(), InlineOffload())
+            async with open_names_store(
+                SimDisk(10), SimClock(), InlineOffload(), cluster_id=NAMES_OF, create=True, begin_anew=source.begin_anew
+            ):
+                assert source.used == checkpoint, "the one before it"
 
     run(main)
 

@@ -18,7 +18,7 @@ from engine.coordinator.rescuing import EPOCHS_SKIPPED, GENERATIONS_SKIPPED, res
 from engine.group_log.assembly import ReplicaIsBehind
 from engine.lake.left_etcd import close_left
 from engine.lake.names_replica import refuse_other_time
-from engine.lake.skipped_numbers import NUMBERS_SKIPPED, skip_numbers
+from engine.lake.rescue import NUMBERS_SKIPPED, skip_numbers
 from lakefs.cluster.table_format import pack, unpack
 from lakefs.errors import EngineUnreachable, PreconditionFailed, StoreUnusable
 from lakefs.ids import GcGeneration, Partition, RingEpoch, new_id16

@@ -33,6 +33,7 @@ from engine.coordinator.records import (
 from engine.etcd.etcd_link import EtcdAccess, EtcdLink
 from engine.etcd.etcd_messages import RangeResponse
 from engine.etcd.etcd_status import Status, error_of
+from engine.format.group_parts import FIRST_SHARD
 from engine.group_log.reports import REMOVED
 from engine.head import names_link
 from engine.host.clock import SystemClock
@@ -47,7 +48,7 @@ from engine.lake.machine import made, new_machine, write_machine
 from engine.lake.names_here import TABLE
 from engine.lake.plan import refuse_other_protection
 from engine.lake.reads_only import READS_ONLY
-from engine.lake.rescue import ReplicaHere
+from engine.lake.rescue import NamesFound, ReplicaHere, why_not_from_here
 from engine.lake_upkeep import names_replicas
 from engine.superblock.store_role import refuse_other_role
 from engine.superblock.superblock import NO_CLUSTER, open_store, read_superblock
@@ -55,7 +56,7 @@ from engine.walker import membership
 from engine.walker.member_openings import CAME_BACK_OLD
 from lakefs.cluster.protection import Protection
 from lakefs.errors import LakeError, StoreLocked
-from lakefs.ids import EMPTY_BLOB, MemberId, ReplicaId, Sequence
+from lakefs.ids import EMPTY_BLOB, MemberId, NamesShard, ReplicaId, Sequence
 from lakefs.limits import GIB, MIB
 from lakefs.ports import DiskLock
 from lakefs.transport.address import parse_address
@@ -252,13 +253,21 @@ def test_what_a_rescue_shows_is_quoted() -> None:
     said_ns = 1_796_029_964 * 10**9
     repeated = RepeatedRecord(said_ns, (RepeatedReplica(there, "m4", Sequence(52101), said_ns),))
     member = MemberRecord(MemberId(here), ("tcp://10.0.0.4:9101",), 1, ("device", "m4", "", ""))
-    replica = ReplicaHere(here, Sequence(52130), repeated, (member,), is_in_charge=False)
-    for line in rescue_lines(replica, ""):
+    replica = ReplicaHere(FIRST_SHARD, here, Sequence(52130))
+    for line in rescue_lines(NamesFound("m3", (replica,), 1, repeated, (member,)), ""):
         assert is_quoted(line.replace(here.hex(), "81d0e2...").replace(there.hex(), "5f1c7a...")), line
+    known = RepeatedReplica(there, "m4", Sequence(7133), said_ns, NamesShard(1))
+    found = NamesFound("m3", (replica,), 2, RepeatedRecord(said_ns, (known,)), (member,))
+    assert found.missing == [1]
+    for line in rescue_lines(found, "")[-2:]:
+        assert is_quoted(line.replace(there.hex(), "5f1c7a...")), line
+    assert is_quoted(why_not_from_here(found).partition("; that had group 7133")[0])
     assert is_quoted(WHAT_IS_LOST[1:])
     assert is_quoted(READS_ONLY)
     made = NamesCheckpoint(EMPTY_BLOB, Sequence(51877), 412 * MIB, 1_796_029_212 * 10**9)
-    [line] = checkpoint_lines([made], "")
+    [line, second] = checkpoint_lines({FIRST_SHARD: [made], NamesShard(1): [made]}, "")
+    assert second.startswith("checkpoint of names 1 in the lake ")
+    assert "`checkpoint of names 1 in the lake`" in TEXT
     assert is_quoted(line)
     assert is_quoted(WHAT_A_CHECKPOINT_LACKS[1:])
 

@@ -9,6 +9,7 @@ import pytest
 from crc32c import crc32c
 
 from engine.coordinator.records import CHECKPOINTS_KEY, CheckpointsRecord, NamesCheckpoint, encode
+from engine.format.group_parts import FIRST_SHARD
 from engine.lake.lake_records import RECORDS_FILE, LakeRecords, lake_records_in, write_lake_records
 from lakefs.ids import EMPTY_BLOB, Sequence
 
@@ -30,11 +31,11 @@ def test_the_newest_records_of_the_lake_are_found(folders: list[Path]) -> None:
     newer = LakeRecords(LAKE, 20, {b"lake": b"newer", CHECKPOINTS_KEY: encode(MADE)})
     write_lake_records(folders[:1], older)
     assert lake_records_in(folders, LAKE) == older
-    assert older.checkpoints == CheckpointsRecord()
+    assert older.checkpoints(FIRST_SHARD) == ()
     write_lake_records(folders[1:2], newer)
     write_lake_records(folders[2:], LakeRecords(OTHER, 30, {}))
     assert lake_records_in(folders, LAKE) == newer
-    assert newer.checkpoints == MADE
+    assert newer.checkpoints(FIRST_SHARD) == MADE.checkpoints
     write_lake_records([*folders, folders[0] / "missing"], older)
     assert lake_records_in(folders, LAKE) == older, "a folder that is not there keeps the others from nothing"
 

@@ -13,7 +13,8 @@ from engine.coordinator.records import CHARGE_KEY, Charge, ChargeRecord, decode
 from engine.format.group_parts import FIRST_SHARD
 from engine.group_log.assembly import ReplicaIsBehind
 from engine.lake.names_replica import refuse_other_time
-from engine.lake.names_terms import NODE_BITS, begin_shard
+from engine.lake.names_terms import begin_shard
+from engine.lake.shards_here import NODE_BITS
 from engine.namespace.buckets import ensure_bucket
 from engine.store.keyed_store import KeyedStore
 from lakefs.errors import StoreFull

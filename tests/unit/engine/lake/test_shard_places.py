@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from engine.coordinator.coordinator import Put
-from engine.coordinator.records import CHARGE_KEY, SHARDS_KEY, Charge, ChargeRecord, ShardsRecord, encode
+from engine.coordinator.moving import charge_of, take_charge
+from engine.coordinator.records import SHARDS_KEY, ShardsRecord, encode
 from engine.format.group_parts import FIRST_SHARD
 from engine.host.clock import SystemClock
 from engine.host.local_disk import LocalDisk
@@ -19,8 +20,7 @@ from engine.lake.machine import new_machine
 from engine.lake.member_processes import MemberPlan
 from engine.lake.names_here import open_names, open_table
 from engine.lake.plan import MEMBERS_MAX, LakePlan, shard_address
-from engine.lake.rescue import begun_again
-from engine.lake.rescued_shards import note_time
+from engine.lake.rescue import rescued
 from engine.superblock.store_role import refuse_other_role
 from engine.superblock.superblock import open_store, read_superblock
 from lakefs.cluster.protection import Protection
@@ -91,7 +91,7 @@ def test_a_port_that_there_is_not_is_refused_with_what_to_do() -> None:
     assert shard_address("tcp://10.0.0.4:65278", SECOND).endswith(":65535")
 
 
-def test_a_lake_of_several_shards_is_not_rescued_without_replicas_of_all(tmp_path: Path) -> None:
+def test_a_lake_of_several_shards_is_not_rescued_from_the_names_of_one(tmp_path: Path) -> None:
     machine = new_machine(LAKE)
     members = [MemberPlan(tmp_path, tmp_path / "socket", ["true"], lambda: True)]
     plan = LakePlan(
@@ -108,13 +108,11 @@ def test_a_lake_of_several_shards_is_not_rescued_without_replicas_of_all(tmp_pat
     async def main() -> None:
         async with open_names(plan) as names, open_table(names.store) as table:
             await table.transact([], [Put(SHARDS_KEY, encode(ShardsRecord(2)))])
+            await take_charge(table, LAKE)
+            charge = await charge_of(table)
         with pytest.raises(PreconditionFailed, match="this machine has no replica of names shard 1"):
-            await begun_again(plan)
-        async with open_names(plan, shard=SECOND, is_new=True) as names:
-            await note_time(names.store.metadata, ChargeRecord(LAKE, Charge.LEFT, 1, b"another time...."))
-        with pytest.raises(PreconditionFailed, match="the replica of names shard 1 here is of another time"):
-            await begun_again(plan)
+            await rescued(plan)
         async with open_names(plan) as names, open_table(names.store) as table:
-            assert (await table.get(CHARGE_KEY)).entry is None, "nothing was changed"
+            assert await charge_of(table) == charge, "nothing was changed"
 
     trio.run(main)

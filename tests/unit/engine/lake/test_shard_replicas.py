@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import trio
 
 from engine.coordinator.coordinator import Put
+from engine.coordinator.names_leader import open_names_leader
 from engine.coordinator.names_shards import NamesShards, open_names_shards
-from engine.coordinator.records import SHARDS_KEY, HeadRecord, ReplicaRecord, ShardsRecord, encode, present_key
+from engine.coordinator.records import (
+    SHARDS_KEY,
+    HeadRecord,
+    LeaderRecord,
+    ReplicaRecord,
+    ShardsRecord,
+    encode,
+    present_key,
+)
 from engine.format.group_parts import LogKeys
 from engine.lake.names_replica import NamesReplica
-from engine.lake.shard_replicas import ShardReplicas, machines_before, running_replicas
-from lakefs.ids import NamesShard, Sequence
+from engine.lake.shard_replicas import ShardReplicas, copied_from, machines_before, running_replicas
+from lakefs.host.offload import InlineOffload
+from lakefs.ids import NamesShard, ReplicaId, Sequence
 from tests.memory_coordinator import MemoryCoordinator, memory_coordinator
+from tests.sim.world.clock import SimClock
 from tests.unit.support.metadata_rig import run
 
 
@@ -109,3 +121,71 @@ def test_new_replicas_are_left_to_machines_that_have_fewer() -> None:
 async def replica(coordinator: MemoryCoordinator, shard: int, number: int, machine: str) -> None:
     key = LogKeys(NamesShard(shard)).replica(bytes([number]) * 16)
     await coordinator.transact([], [Put(key, encode(ReplicaRecord(machine, Sequence(1))))])
+
+
+# --- copies of another machine's replica -----------------------------------------------------------------
+
+COPIED = ReplicaId(b"c" * 16)
+
+
+def test_a_replica_is_another_machine_s_only_while_that_is_present() -> None:
+    async def main(coordinator: MemoryCoordinator, shards: NamesShards) -> None:
+        second = NamesShard(1)
+        assert await copied_from(coordinator, second, "m1", COPIED) == "", "nobody has said that it is its own"
+        record = encode(ReplicaRecord("m2", Sequence(7)))
+        await coordinator.transact([], [Put(LogKeys(second).replica(COPIED), record)])
+        assert await copied_from(coordinator, second, "m1", COPIED) == "", "a disk may come from a machine that is gone"
+        await coordinator.transact([], [Put(present_key(b"2" * 16), encode(HeadRecord("m2", "host", 1, 1)))])
+        assert await copied_from(coordinator, second, "m1", COPIED) == "m2"
+        assert await copied_from(coordinator, second, "m2", COPIED) == ""
+        assert await copied_from(coordinator, NamesShard(2), "m1", COPIED) == ""
+
+    with_shards(main)
+
+
+class HostWithCopy:
+    """A machine (`engine.lake.replica_host.ReplicaHost`) with a replica that was copied from another one."""
+
+    shard = NamesShard(1)
+    clock = SimClock()
+    offload = InlineOffload()
+    machine = "m1"
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self.is_made_anew = trio.Event()
+
+    def has_names(self) -> bool:
+        return "aside" not in self.steps
+
+    def set_aside(self) -> None:
+        self.steps.append("aside")
+
+    @asynccontextmanager
+    async def open_names(self, leading: Any, begin_anew: Any, *, is_new: bool) -> AsyncIterator[None]:
+        self.steps.append("new" if is_new else "opened")
+        if is_new:
+            self.is_made_anew.set()
+            await trio.sleep_forever()
+        async with leading(None, None):
+            yield
+
+    def leader_record(self, superblock: object) -> LeaderRecord:
+        return LeaderRecord(COPIED, self.machine, ())
+
+
+def test_names_that_were_copied_from_a_machine_that_is_present_are_set_aside_and_made_anew() -> None:
+    async def main(coordinator: MemoryCoordinator, shards: NamesShards) -> None:
+        async def copied(replica: ReplicaId) -> str:
+            await trio.lowlevel.checkpoint()
+            return "m2" if replica == COPIED else ""
+
+        async with open_names_leader(coordinator, NamesShard(1)) as leader, trio.open_nursery() as nursery:
+            host = HostWithCopy()
+            replica = NamesReplica(cast(Any, host), b"L" * 16, coordinator, leader, cast(Any, None), copied_from=copied)
+            nursery.start_soon(replica.run)
+            await host.is_made_anew.wait()
+            assert host.steps == ["opened", "aside", "new"]
+            await replica.stop()
+
+    with_shards(main)
