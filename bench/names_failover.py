@@ -1,11 +1,11 @@
 """Measures for how long names are away when their leader, or etcd's, is lost.
 
-    python -m bench.names_failover [--rounds N]
+    python -m bench.names_failover [--rounds N] [--only WORDS] [--busy N]
 
 Three machines of one lake and an etcd of three nodes, each at a host of its own (a network namespace, which takes
 root), all on this machine and its disk.  A client at a machine that is not touched puts one small object after the
 other; each fault is counted from its signal to the next put that was acknowledged, and is healed before the next one.
-Every acknowledged object is read back at the end.
+Every acknowledged object is read back at the end.  With `--busy` so many processes take all the CPU that they get.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import os
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -170,20 +171,37 @@ def _other(bed: Bed, leader: LakeMachine) -> LakeMachine:
     return next(machine for machine in bed.machines if machine is not leader)
 
 
+@contextmanager
+def _busy(count: int) -> Iterator[None]:
+    """Let so many processes use the processors during the block."""
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description="How long names are away when their leader, or etcd's, is lost.")
     parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--only", default="", metavar="WORDS", help="only faults with these words")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="processes that use the processors beside it")
+    options = parser.parse_args()
     if not hosts_can_be_made():
         sys.exit("no network namespaces: they take root, and iproute2")
     faults: tuple[Fault, ...] = (_process, _machine, _cut_off, _etcd_killed, _etcd_stopped)
     with tempfile.TemporaryDirectory(prefix="failover-") as folder, ExitStack() as stack:
         bed = Bed(stack, Path(folder))
+        stack.enter_context(_busy(options.busy))
         print(f"{'fault':<68} {'goal':>5} {'median':>8} {'worst':>8}")
         for (what, goal), fault in zip(GOALS.items(), faults, strict=True):
+            if options.only not in what:
+                continue
             seconds = []
-            for _ in range(rounds):
+            for _ in range(options.rounds):
                 seconds.append(fault(bed, bed.leader()))
                 bed.settle()
             print(f"{what:<68} {goal:>5} {statistics.median(seconds):>6.2f} s {max(seconds):>6.2f} s", flush=True)

@@ -20,8 +20,9 @@ from engine.coordinator.records import SHARDS_KEY, ShardsRecord, encode
 from engine.head.head import Head, open_head
 from engine.head.names_link import ConnectNames, NamesConnection
 from engine.lake_gc.joined_generation import JoinedGeneration
-from engine.lake_gc.names_in_process import NamesInProcess
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
+from engine.lake_upkeep.other_shards import shards_in_process
+from engine.lake_upkeep.shard_upkeep import ShardUpkeep
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate
 from engine.store.keyed_store import KeyedStore
@@ -143,12 +144,6 @@ async def _names(coordinator: MemoryCoordinator, shard: NamesShard, upkeep_of: U
         yield Names(store, upkeep_of, BucketShards(coordinator, shard))
 
 
-def _upkeep_of(all_names: Sequence[Names], shard: NamesShard) -> NamesInProcess:
-    """Return a shard as upkeep asks it."""
-    names = all_names[shard]
-    return NamesInProcess(names.store, JoinedGeneration(names.store.metadata, names.gate))
-
-
 def _connect(all_names: Sequence[Names], paths: Paths, shard: NamesShard) -> ConnectNames:
     """Return what connects to a shard."""
 
@@ -165,6 +160,24 @@ def _connect(all_names: Sequence[Names], paths: Paths, shard: NamesShard) -> Con
     return connect
 
 
+def _upkeeps(
+    all_names: Sequence[Names], coordinator: MemoryCoordinator, members: MemoryMember, stripes: MemoryStripes
+) -> dict[NamesShard, ShardUpkeep]:
+    """Return the upkeep of each shard but the first."""
+    return {
+        NamesShard(shard): ShardUpkeep(
+            NamesShard(shard),
+            coordinator,
+            members,
+            stripes,
+            names.store,
+            JoinedGeneration(names.store.metadata, names.gate),
+        )
+        for shard, names in enumerate(all_names)
+        if shard
+    }
+
+
 @asynccontextmanager
 async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
     """A lake whose names are in several shards; its upkeep is at the first.  At the end nothing is held."""
@@ -176,10 +189,11 @@ async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
         await coordinator.transact([], [Put(SHARDS_KEY, encode(ShardsRecord(shard_count)))])
         members = MemoryMember(stripes, known)
         paths = Paths()
+        upkeeps: dict[NamesShard, ShardUpkeep] = {}
 
         def upkeep_of(store: KeyedStore, gate: BindGate) -> LakeUpkeep:
             joined = JoinedGeneration(store.metadata, gate)
-            others = partial(_upkeep_of, all_names)
+            others = shards_in_process(upkeeps)
             return LakeUpkeep(coordinator, members, stripes, store, gate, joined, InlineOffload(), others=others)
 
         async def keepers() -> Sequence[EmbeddedEngine]:
@@ -190,6 +204,7 @@ async def sharded_lake(shard_count: int) -> AsyncIterator[ShardedLake]:
             for shard in map(NamesShard, range(shard_count)):
                 made = _names(coordinator, shard, None if shard else upkeep_of)
                 all_names.append(await stack.enter_async_context(made))
+            upkeeps.update(_upkeeps(all_names, coordinator, members, stripes))
 
             connect_to = partial(_connect, all_names, paths)
 

@@ -15,6 +15,12 @@ ETCD_CALL_S: Final = 10.0
 """Time for all tries of a call: etcd has another leader after 1 to 3 s, and the first tries take 1.5, 1.5, 1.5, 3 s."""
 ETCD_REFUSED_S: Final = 3.0
 """The same while nobody listens at any endpoint: an etcd that restarts listens again after 1 to 2 s."""
+ETCD_LATE_S: Final = 0.5
+"""While a call lasts longer, each endpoint is asked if there is another leader, twice in that time.  So an etcd that is
+only slow has some reads of its memory more, and no change twice."""
+ETCD_LOOK_S: Final = 1.0
+"""An endpoint with a watch that was not heard for so long is asked for a sign of life, and has ETCD_TRY_S for it: a
+read of its own memory, once a second in a process that does nothing else there."""
 ETCD_CANCEL_S: Final = 0.5
 """Time that a cancelled call waits for the answer to what was sent: a transaction takes 2 to 40 ms."""
 ETCD_DEFRAGMENT_S: Final = 120.0

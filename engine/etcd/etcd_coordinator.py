@@ -83,11 +83,14 @@ async def open_etcd_coordinator(access: EtcdAccess, lake: str) -> AsyncIterator[
 async def coordinator_over(link: EtcdLink, lake: str) -> AsyncIterator[EtcdCoordinator]:
     """Yield the coordinator of a lake over a link, which is closed at the end."""
     sessions = EtcdSessions(link, b"/lake/%s/sent/" % lake.encode())
+    prefix = b"/lake/%s/keys/" % lake.encode()
     try:
         with plain_errors():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sessions.keep)
-                yield EtcdCoordinator(link, sessions, b"/lake/%s/keys/" % lake.encode())
+                sign = e.RangeRequest(key=prefix, count_only=True, serializable=True)
+                nursery.start_soon(link.look_around, sign)
+                yield EtcdCoordinator(link, sessions, prefix)
                 nursery.cancel_scope.cancel()
     finally:
         await sessions.close()

@@ -4,14 +4,18 @@
     answer, is_repeat = await link.ask_each(TXN, make)  one whose repeats differ: make(is_repeat) for each try
 
 Rules kept here:
-- One endpoint is in use.  When it is away, silent or without a leader, the next one is, for calls and watches; after
-  the last one the first is tried again, until ETCD_CALL_S have passed since the call began: EngineUnreachable.  While
-  all of them refuse the connection, a call ends after ETCD_REFUSED_S.
+- One endpoint is in use.  When it is away, silent or without a leader, another one is, for calls and watches: the next
+  that was heard within ETCD_LOOK_S, else the next, round and round, until ETCD_CALL_S have passed since the call began:
+  EngineUnreachable.  While all of them refuse the connection, a call ends after ETCD_REFUSED_S.
 - Processes begin at different endpoints, so that those of a lake spread over all.
 - A try waits ETCD_TRY_S, and longer from the fourth on: a request that takes long is not repeated for ever.
+- While an answer is late, all endpoints are asked if there is another leader (`look_around`).  When one has said so,
+  what was sent before counts as lost, and is sent again, to that one.
+- An endpoint with a stream that is silent is asked for a sign of life (`keep_heard`); without one it is left, and its
+  streams end.  Pings of gRPC take longer: 9 s.
 - Only a status that says that nothing was done (`Status.is_open` is False) ends a call as its answer.
-- A call that is cancelled waits ETCD_CANCEL_S for the answer of a request that is under way, so that a request that
-  etcd will do is done, nearly always, when the call returns.
+- A call that is cancelled waits ETCD_CANCEL_S for the answer of a change that is under way, so that a change that etcd
+  will do is done, nearly always, when the call returns.
 - An answer of another etcd than the one that is meant is EngineUnreachable: what it has is not this lake's.
 - Password and token are in no message and no log.
 
@@ -23,10 +27,10 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import grpc
@@ -34,16 +38,20 @@ import structlog
 import trio
 
 from engine.etcd import etcd_messages as e
+from engine.etcd.calls_under_way import CallsUnderWay
 from engine.etcd.etcd_bounds import (
     ETCD_ANSWER_BYTES_MAX,
     ETCD_CALL_S,
     ETCD_CANCEL_S,
+    ETCD_LATE_S,
+    ETCD_LOOK_S,
     ETCD_PAUSE_S,
     ETCD_QUICK_TRIES,
     ETCD_REFUSED_S,
     ETCD_TRY_S,
 )
 from engine.etcd.etcd_status import Status, error_of, status_of
+from engine.etcd.etcd_streams import read_answers
 from lakefs.errors import ConfigError, EngineUnreachable
 
 _log: Final = structlog.get_logger(__name__)
@@ -58,10 +66,13 @@ _OPTIONS: Final = (
     # etcd ends connections that ping more often than every 5 s.
     ("grpc.keepalive_time_ms", 6000),
     ("grpc.keepalive_timeout_ms", 3000),
+    # Else each ping has 60 s, those of keep-alive too: a silent connection was lost after 60 to 66 s (gRPC 1.85).
+    ("grpc.http2.ping_timeout_ms", 3000),
     ("grpc.http2.max_pings_without_data", 0),
 )
 _NEEDS_LEADER: Final = ("hasleader", "true")
-ENDED: Final = Status(grpc.StatusCode.UNAVAILABLE, "the stream ended")
+OVERTAKEN: Final = Status(grpc.StatusCode.UNAVAILABLE, "another leader was elected before it answered")
+_NO_TOKEN: Final = Status(grpc.StatusCode.DEADLINE_EXCEEDED, "there was no token in time")
 _TOKENS_MAX: Final = 3
 """Tokens tried for one call: each may be refused because users were changed in the meantime."""
 
@@ -114,6 +125,10 @@ class Endpoint:
         self.address: Final = parts.netloc
         self.streams: Final[dict[Any, None]] = {}
         """Calls of `open_stream`; they are cancelled when the endpoint is silent."""
+        self.heard_at = -math.inf
+        """When something arrived from it last, on trio's clock."""
+        self.asked_at = -math.inf
+        """When a stream had it asked for a sign of life."""
         if parts.scheme == "https":
             credentials = grpc.ssl_channel_credentials(access.ca, access.key, access.certificate)
             self.channel = grpc.secure_channel(self.address, credentials, options=_OPTIONS)
@@ -147,7 +162,9 @@ class EtcdLink:
         self._closed = False
         self._has_answered = True
         """The endpoint in use has answered, or is the first."""
-        self._under_way: set[trio.Event] = set()
+        self._calls = CallsUnderWay()
+        self._term = 0
+        """The highest term of a leader that an answer had; 0 before that."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -157,8 +174,7 @@ class EtcdLink:
     def close(self) -> None:
         """End all calls and streams, and those to come, with EngineUnreachable."""
         self._closed = True
-        for done in self._under_way:
-            done.set()
+        self._calls.end_all()
         for endpoint in self._endpoints:
             endpoint.channel.close()
 
@@ -168,15 +184,25 @@ class EtcdLink:
             raise EngineUnreachable("the coordinator was closed")
 
     def leave(self, endpoint: Endpoint, status: Status) -> None:
-        """Use the next endpoint, if this one is still in use; its streams move too if it is silent."""
+        """Use another endpoint, if this one is still in use; its streams move too if it is silent."""
         if endpoint is self.endpoint and len(self._endpoints) > 1 and not self._closed:
-            self._used = (self._used + 1) % len(self._endpoints)
-            if self._has_answered:  # said once, and not each time round while none answers
-                _log.info("another endpoint of etcd is used", endpoint=self.endpoint.address, left=endpoint.address)
-            self._has_answered = False
+            self._use(self._next())
         if status.is_silence:
             for stream in list(endpoint.streams):
                 stream.cancel()
+
+    def _next(self) -> int:
+        """Return the number of the next endpoint; of the next that was heard just now, if there is one."""
+        others = [(self._used + step) % len(self._endpoints) for step in range(1, len(self._endpoints))]
+        since = trio.current_time() - ETCD_LOOK_S
+        return next((number for number in others if self._endpoints[number].heard_at >= since), others[0])
+
+    def _use(self, number: int) -> None:
+        """Use another endpoint."""
+        left, self._used = self.endpoint, number
+        if self._has_answered:  # said once, and not each time round while none answers
+            _log.info("another endpoint of etcd is used", endpoint=self.endpoint.address, left=left.address)
+        self._has_answered = False
 
     # --- calls -------------------------------------------------------------------------------------------
 
@@ -197,6 +223,12 @@ class EtcdLink:
         `make` returns the request of a try, from True if an earlier one may have been done, or may yet be.
         EngineUnreachable when no endpoint answered in time; then any of the tries may have been done, or may yet be.
         """
+        with self._calls.call():
+            return await self._ask_each(method, make, is_repeat)
+
+    async def _ask_each(
+        self, method: Method, make: Callable[[bool], e.Message], is_repeat: bool
+    ) -> tuple[e.Message | Status, bool]:
         until = trio.current_time() + ETCD_CALL_S
         refused_until = trio.current_time() + ETCD_REFUSED_S
         tokens = 0
@@ -212,6 +244,8 @@ class EtcdLink:
             if not answer.is_open:
                 return answer, is_repeat
             is_repeat = True
+            if answer is OVERTAKEN:
+                continue
             refused_until = refused_until if answer.is_refused else math.inf
             self.leave(endpoint, answer)
             if not answer.is_silence:
@@ -232,6 +266,28 @@ class EtcdLink:
                 "was made anew or put back from a backup; bring the right one back",
                 subject=endpoint.address,
             )
+        self._note_term(endpoint, answer.header.raft_term)
+
+    def _note_term(self, endpoint: Endpoint, term: int) -> None:
+        """Note the term of the leader that an endpoint knows; give up what was sent before that one was elected."""
+        before, self._term = self._term, max(self._term, term)
+        if 0 < before < term and self._calls.give_up() and endpoint is not self.endpoint:
+            self._use(self._endpoints.index(endpoint))
+
+    async def look_around(self, sign: e.Message) -> None:
+        """Look for another leader while an answer is late, until cancelled; `sign`: see `keep_heard`."""
+        async with trio.open_nursery() as nursery:
+            for endpoint in self._endpoints:
+                nursery.start_soon(self._look_at, endpoint, sign)
+
+    async def _look_at(self, endpoint: Endpoint, sign: e.Message) -> None:
+        while True:
+            await trio.sleep(ETCD_LATE_S / 2)
+            if self._calls.are_late(ETCD_LATE_S):
+                with suppress(EngineUnreachable):
+                    answer = await self._ask_once(endpoint, RANGE, sign, ETCD_LATE_S)
+                    if not isinstance(answer, Status):
+                        self._check_cluster(endpoint, answer)
 
     async def _ask_once(
         self, endpoint: Endpoint, method: Method, request: e.Message, timeout_s: float
@@ -247,37 +303,44 @@ class EtcdLink:
         return answer
 
     async def _authenticate(self, endpoint: Endpoint, timeout_s: float) -> Status | None:
-        """Make sure of a token, which all calls share: etcd spends 0.1 s of CPU on each."""
-        async with self._authenticating:
-            if self._token:
+        """Make sure of a token, which all calls share, and one of them asks for: etcd spends 0.1 s of CPU on each."""
+        until = trio.current_time() + timeout_s
+        with trio.move_on_at(until) as waiting:
+            async with self._authenticating:
+                waiting.deadline = math.inf
+                if self._token:
+                    return None
+                request = e.AuthenticateRequest(name=self._access.user, password=self._access.password)
+                answer = await self._call(endpoint, _AUTHENTICATE, request, until - trio.current_time())
+                if isinstance(answer, Status):
+                    return answer
+                self._token = answer.token
                 return None
-            request = e.AuthenticateRequest(name=self._access.user, password=self._access.password)
-            answer = await self._call(endpoint, _AUTHENTICATE, request, timeout_s)
-            if isinstance(answer, Status):
-                return answer
-            self._token = answer.token
-            return None
+        return _NO_TOKEN
 
     async def _call(
         self, endpoint: Endpoint, method: Method, request: e.Message, timeout_s: float
     ) -> e.Message | Status:
         await trio.lowlevel.checkpoint()
         self.check_open()
-        done = trio.Event()
+        sent = self._calls.begin(takes_long=method is DEFRAGMENT)
         token = trio.lowlevel.current_trio_token()
         future = endpoint.sender(method).future(request, timeout=max(0.0, timeout_s), metadata=self.metadata())
-        future.add_done_callback(lambda _: _wake(token, done))
-        self._under_way.add(done)
+        future.add_done_callback(lambda _: _wake(token, sent.done))
         try:
-            await _waited(done)
+            await (sent.done.wait() if method is RANGE else _waited(sent.done))
         finally:
-            self._under_way.discard(done)
+            self._calls.end(sent)
             future.cancel()
         self.check_open()
+        if sent.is_given_up:
+            return OVERTAKEN
         try:
-            return future.result(timeout=0)
+            answer = future.result(timeout=0)
         except grpc.RpcError as error:
             return status_of(error)
+        endpoint.heard_at = trio.current_time()
+        return answer
 
     # --- streams -----------------------------------------------------------------------------------------
 
@@ -295,11 +358,23 @@ class EtcdLink:
 
         They are read in a thread, which ends when this is cancelled.
         """
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancelled_with, stream)
-            status = await trio.to_thread.run_sync(_read_in_thread, stream, take, limiter=_OWN_THREAD)
-            nursery.cancel_scope.cancel()
-        return status
+        return await read_answers(stream, take)
+
+    async def keep_heard(self, endpoint: Endpoint, sign: e.Message) -> None:
+        """Leave an endpoint once it gives no sign of life, and return; beside each of its streams.
+
+        `sign` is a read that it answers by itself, without others.  Streams of an endpoint share what they learn.
+        """
+        while True:
+            wait_s = max(endpoint.heard_at, endpoint.asked_at) + ETCD_LOOK_S - trio.current_time()
+            if wait_s > 0:
+                await trio.sleep(wait_s)
+                continue
+            endpoint.asked_at = trio.current_time()
+            answer = await self._ask_once(endpoint, RANGE, sign, ETCD_TRY_S)
+            if isinstance(answer, Status) and answer.is_silence:
+                self.leave(endpoint, answer)
+                return
 
     def end_stream(self, endpoint: Endpoint, stream: Any) -> None:
         """End a stream; its iterator ends in the thread that reads it."""
@@ -317,38 +392,6 @@ class EtcdLink:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return what each request carries."""
         return (_NEEDS_LEADER, ("token", self._token)) if self._token else (_NEEDS_LEADER,)
-
-
-class _OwnThread:
-    """In the place of a limiter of threads: a stream has one for as long as it lasts, and takes none from others."""
-
-    async def acquire_on_behalf_of(self, borrower: object) -> None:
-        """Take a thread at once."""
-        await trio.lowlevel.checkpoint()
-
-    def release_on_behalf_of(self, borrower: object) -> None:
-        """Give it back."""
-
-
-_OWN_THREAD: Final = cast(trio.CapacityLimiter, _OwnThread())
-
-
-def _read_in_thread(stream: Iterable[Any], take: Callable[[Any], Awaitable[bool]]) -> Status:
-    try:
-        for answer in stream:
-            if trio.from_thread.run(take, answer):
-                break
-    except grpc.RpcError as error:
-        return status_of(error)
-    return ENDED
-
-
-async def _cancelled_with(stream: Any) -> None:
-    """End a stream when this task is cancelled, so that its thread ends."""
-    try:
-        await trio.sleep_forever()
-    finally:
-        stream.cancel()
 
 
 def _serialized(message: Any) -> bytes:

@@ -21,7 +21,8 @@ _PACKAGE: Final = "lake.etcd"
 _MESSAGES: Final = {
     "Header": "cluster_id:uint64:1 member_id:uint64:2 revision:int64:3 raft_term:uint64:4",
     "KeyValue": "key:bytes:1 create_revision:int64:2 mod_revision:int64:3 version:int64:4 value:bytes:5 lease:int64:6",
-    "RangeRequest": "key:bytes:1 range_end:bytes:2 limit:int64:3 revision:int64:4 count_only:bool:9",
+    "RangeRequest": "key:bytes:1 range_end:bytes:2 limit:int64:3 revision:int64:4 serializable:bool:7 "
+    "count_only:bool:9",
     "RangeResponse": "header:Header:1 kvs:*KeyValue:2 more:bool:3",
     "PutRequest": "key:bytes:1 value:bytes:2 lease:int64:3",
     "DeleteRequest": "key:bytes:1",

@@ -10,7 +10,7 @@ Rules kept here:
 - A stream asks for the revision before the one that is wanted, too, and leaves it out.  For what was removed at the
   very revision up to which etcd was compacted is not held, though etcd accepts a watch from there.
 - A stream that ends is begun again behind the last whole revision, at the next endpoint; so none is missed or repeated.
-  It has ETCD_TRY_S to begin.  A silent connection is noticed by pings (`etcd_link`), or by any call of the process.
+  It has ETCD_TRY_S to begin.  While it is silent its endpoint is asked for a sign of life (`EtcdLink.keep_heard`).
 - While no endpoint answers, the consumer gets EngineUnreachable, once for each time that it asks.
 """
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
@@ -28,7 +29,7 @@ import trio
 from engine.coordinator.coordinator import Change, Changes, ReadAnew
 from engine.etcd import etcd_messages as e
 from engine.etcd.etcd_bounds import ETCD_PAUSE_S, ETCD_TRY_S, ETCD_WATCH_QUEUE
-from engine.etcd.etcd_link import RANGE, WATCH, EtcdLink
+from engine.etcd.etcd_link import RANGE, WATCH, Endpoint, EtcdLink
 from engine.etcd.etcd_status import Status, error_of
 from engine.etcd.etcd_transaction import entry_of
 from engine.host.tasks import plain_errors
@@ -164,7 +165,12 @@ class _Follower:
         status = _SILENT
         try:
             with trio.move_on_after(ETCD_TRY_S) as self._begun:
-                status = await self._link.read_stream(stream, self._take)
+                with plain_errors():
+                    async with trio.open_nursery() as nursery:
+                        sign = e.RangeRequest(key=key, count_only=True, serializable=True)
+                        nursery.start_soon(self._link.keep_heard, endpoint, sign)
+                        status = await self._link.read_stream(stream, partial(self._heard, endpoint))
+                        nursery.cancel_scope.cancel()
         finally:
             self._link.end_stream(endpoint, stream)
         if not self._is_over:
@@ -172,6 +178,10 @@ class _Follower:
             self._link.leave(endpoint, status)
             await trio.sleep(ETCD_PAUSE_S)
         return status
+
+    async def _heard(self, endpoint: Endpoint, response: Any) -> bool:
+        endpoint.heard_at = trio.current_time()
+        return await self._take(response)
 
     async def _take(self, response: Any) -> bool:
         """Put what a response has into the queue, waiting for room; return True if the stream has ended."""

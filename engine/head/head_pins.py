@@ -6,7 +6,7 @@ KEYED_LEASE, which no number of the names' has.
 Rules kept here:
 - A lease at a home ends with the client's lease, or its connection; or with the head's connection to that home, and
   then the client's lease keeps nothing.
-- What a client never receives is ended at the home, also when the request is cancelled.
+- What a client never receives is ended at the home, and what it closes is closed, also when the request is cancelled.
 - Leases of a client, of a user and of all are bounded as an engine's.
 """
 
@@ -24,7 +24,7 @@ from engine.requests.handlers import handles
 from engine.sessions.references import Client, References
 from lakefs.errors import LakeError, RequestTooLarge
 from lakefs.ids import BlobId, MemberId
-from lakefs.limits import LEASES_PER_CONNECTION_MAX, MEMBER_ANSWER_S
+from lakefs.limits import LEASES_PER_CONNECTION_MAX, MEMBER_ANSWER_S, NAMES_SILENCE_S
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
@@ -81,7 +81,8 @@ class HeadPins:
         of_values = [lease for lease in request.leases if lease >= KEYED_LEASE]
         await self.end(self.forget(client, of_values))
         if of_names or not of_values:
-            await client.names.ask(m.CloseLeases(of_names), m.Done)
+            with trio.CancelScope(shield=True), trio.move_on_after(NAMES_SILENCE_S):
+                await client.names.ask(m.CloseLeases(of_names), m.Done)
         return Reply(m.Done())
 
     async def disconnected(self, client: Client) -> None:

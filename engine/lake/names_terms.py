@@ -6,8 +6,8 @@
 Rules kept here:
 - Buckets are assigned to the shard before anything is decided in a term (`engine.coordinator.bucket_shards`).
 - In the first term of a shard that was added its numbers of nodes begin at the shard's number << NODE_BITS, so they are
-  unique over shards; and it joins the present generation: it binds no answers that members may forget.
-- What the coordinator says is retired when a term begins, is refused in it.
+  unique over shards.
+- Before it serves it binds no answers that members may forget, or of epochs that are retired (`ShardUpkeep`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import trio
 from engine.coordinator.bucket_shards import BucketShards
 from engine.coordinator.coordinator import Coordinator, IsAbsent, Put
 from engine.coordinator.coordinator_requests import coordinator_group
-from engine.coordinator.lake_state import LakeState
 from engine.coordinator.names_coordinator import NamesCoordinator
 from engine.coordinator.reads_only_coordinator import ReadsOnlyCoordinator
 from engine.coordinator.records import CHARGE_KEY, Charge, ChargeRecord, checkpoints_key, encode
@@ -49,7 +48,7 @@ from engine.requests.dispatch import Group
 from engine.requests.table import NamesService
 from engine.store.keyed_store import KeyedStore
 from engine.tables.views import Transaction
-from lakefs.ids import GcGeneration, NamesShard
+from lakefs.ids import NamesShard
 from lakefs.ports import Offload
 
 NODE_BITS: Final = 40
@@ -94,6 +93,7 @@ class NamesTerms:
 
         async def begin() -> None:
             await upkeep.begin()
+            await in_lake.begin()
             await buckets.begin(_buckets_of(store))
             await in_lake.begin()
 
@@ -105,14 +105,18 @@ class NamesTerms:
         coordinator = TermCoordinator(etcd.coordinator, store.superblock.store_id, LogKeys(shard).leader)
         buckets = BucketShards(coordinator, shard)
         links, stripes, expiry_s = self.content.links, self.content.stripes, self.plan.upload_expiry_s
+        in_lake = self._in_lake(shard, names, gate)
         upkeep = ShardUpkeep(shard, coordinator, links, stripes, store, joined, upload_expiry_s=expiry_s)
         service = NamesService(store, gate=gate, upkeep=upkeep.requests, checkpoints=checkpoints, buckets=buckets)
         in_lake = self._in_lake(shard, names, gate)
 
+        in_lake = self._in_lake(shard, names, gate)
+
         async def begin() -> None:
             charge = ChargeRecord(self.plan.lake_id, Charge.LEFT, 0, bytes.fromhex(etcd.place.incarnation))
-            await begin_shard(shard, store, joined, await LakeState(etcd.coordinator).generation(), charge)
+            await begin_shard(shard, store, charge)
             await upkeep.begin()
+            await in_lake.begin()
             await buckets.begin(_buckets_of(store))
             await in_lake.begin()
 
@@ -133,13 +137,11 @@ class NamesTerms:
         )
 
 
-async def begin_shard(
-    shard: NamesShard, store: KeyedStore, joined: JoinedGeneration, generation: GcGeneration, charge: ChargeRecord
-) -> None:
+async def begin_shard(shard: NamesShard, store: KeyedStore, charge: ChargeRecord) -> None:
     """Do what the first term of a shard does before it serves; nothing in later ones.  Durable on return.
 
-    `generation`: the lake's present one.  `charge`: says in the names of which incarnation of the coordinator they are;
-    it is written last, so a term that was cut off is gone on with.
+    `charge`: says in the names of which incarnation of the coordinator they are; it is written last, so a term that was
+    cut off is gone on with.
     """
     table = NamesCoordinator(store.metadata, store.clock)
     try:
@@ -153,7 +155,6 @@ async def begin_shard(
 
         _, sequence = await store.metadata.commit(decide)
         await store.metadata.wait_durable(sequence)
-        await joined.join(generation)
         await table.transact([IsAbsent(CHARGE_KEY)], [Put(CHARGE_KEY, encode(charge))])
     finally:
         table.close()

@@ -67,6 +67,7 @@ from engine.lake.names_replica import NamesReplica, none_before
 from engine.lake.names_terms import NamesTerms, lake_upkeep
 from engine.lake.plan import LakePlan, refuse_other_protection
 from engine.lake.presence import head_record, present, with_deadline
+from engine.lake.read_shards import way_to_read
 from engine.lake.reads_only import end_with_this_start, reading, recorded_protection
 from engine.lake.replica_host import MachineHost
 from engine.lake.shard_replicas import ShardReplicas, WayToNames, machines_before, running_replicas
@@ -296,7 +297,8 @@ async def _open_for_reads(plan: LakePlan, fabric: EngineFabric) -> AsyncIterator
         upkeep = lake_upkeep(plan, names, coordinator, None, gate, joined, content, offload)
         service = NamesService(store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
         memory = await stack.enter_async_context(head_memory(plan.tier, store.superblock.identity, offload, fabric))
-        about, way = partial(about_machine, plan, processes), WayToNames(embedded_names(service))
+        about = partial(about_machine, plan, processes)
+        way = await way_to_read(stack, plan, coordinator, embedded_names(service), offload)
         head = await _open_head(stack, plan, about, way, content, offload, store.clock, memory, fabric)
         _log.warning("the names are only read, and may be old", sequence=store.metadata.durable_sequence)
         yield LakeParts(

@@ -19,6 +19,8 @@ from lakefs.ids import Revision
 from tests.contract.coordinators import next_changes, put
 from tests.etcd_rig import EtcdCluster, EtcdNode, running_etcd
 
+WATCHED_AGAIN_S: Final = 6.0
+"""ETCD_LOOK_S and ETCD_TRY_S, and as much again for a busy machine."""
 _lakes: Final = itertools.count()
 
 
@@ -50,6 +52,44 @@ def stopped(node: EtcdNode, _: EtcdCluster) -> Iterator[None]:
         yield
     finally:
         node.signal(signal.SIGCONT)
+
+
+async def _puts(coordinator: Coordinator, key: bytes) -> None:
+    """Put a key four times a second, until cancelled."""
+    for number in itertools.count():
+        await put(coordinator, key, b"%d" % number)
+        await trio.sleep(0.25)
+
+
+@pytest.mark.parametrize("is_busy", [True, False], ids=["right behind a change", "behind a silence"])
+def test_a_watch_at_a_node_that_stands_still_goes_on_at_another_though_nothing_else_is_asked(
+    three: EtcdCluster, is_busy: bool
+) -> None:
+    """gRPC itself finds out after 9 s; it took 66 s while its pings waited a minute for their answers."""
+    leader = three.leader()
+    away = next(node for node in three.nodes if node is not leader)
+    urls = (away.url, *(node.url for node in three.nodes if node is not away))
+    lake = f"watched-{next(_lakes)}"
+
+    async def scenario() -> None:
+        async with (
+            open_etcd_coordinator(EtcdAccess(urls, first=0), lake) as watching,
+            open_etcd_coordinator(EtcdAccess((leader.url,)), lake) as changing,
+            watching.watch(b"a", b"b", Revision(1)) as watch,
+            trio.open_nursery() as nursery,
+        ):
+            await put(changing, b"a")
+            await next_changes(watch)
+            await trio.sleep(0.0 if is_busy else 2.0)
+            with stopped(away, three):
+                nursery.start_soon(_puts, changing, b"a")
+                with trio.fail_after(WATCHED_AGAIN_S):
+                    seen = await next_changes(watch)
+                    while seen.changes[0].entry is None or seen.changes[0].entry.value != b"2":
+                        seen = await next_changes(watch)
+            nursery.cancel_scope.cancel()
+
+    trio.run(scenario)
 
 
 async def _count(coordinator: Coordinator, gaps: list[float], until: Callable[[], bool]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
+import trio
 
 from lakefs.content.verify import Check
 from lakefs.lake.lake_steps import LakeSteps
@@ -13,10 +14,12 @@ from lakefs.limits import UNLEASED_BELOW_BYTES
 from lakefs.steps.steps import Step, Steps
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
+from lakefs.wire.given_leases import given_leases
 from tests.contract.collecting import collected_by
-from tests.contract.engines import Kind
+from tests.contract.engines import KINDS, Engine, Kind
 from tests.contract.test_lake import Driven, content_of, run
 from tests.seen_steps import seen
+from tests.store_rig import change
 
 T = TypeVar("T")
 
@@ -96,3 +99,25 @@ def test_a_lease_is_taken_for_long_content_and_for_what_is_not_checked(kind: Kin
         assert held == ([2, 2] if check is Check.NONE else [0, 1])
 
     run(kind, body)
+
+
+@pytest.mark.parametrize("name", ["unix", "tcp"])
+def test_an_answer_that_nobody_waits_for_any_more_gives_its_leases_back(name: str) -> None:
+    async def body(engine: Engine) -> None:
+        async def open_and_close() -> None:
+            message = (await engine.client.call(m.OpenObjects([("bkt", "k")]))).message
+            with trio.CancelScope(shield=True):
+                await engine.client.call(m.CloseLeases(given_leases(message)))
+
+        await engine.client.call(m.PutObjects([5], [change("k", b"")]), [b"bytes"])
+        for _ in range(50):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(open_and_close)
+                while not engine.held()[3]:
+                    await trio.lowlevel.checkpoint()
+                nursery.cancel_scope.cancel()  # the engine has answered, or is about to
+        with trio.fail_after(10):
+            while engine.held()[3]:  # noqa: ASYNC110 - as a user sees it
+                await trio.sleep(0.01)
+
+    KINDS[name].run(body)

@@ -6,18 +6,22 @@ One lake for all drills; each leaves it whole.  Clients never pause, and know wh
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trio
 
 from engine.coordinator.records import BUCKETS, BucketShardRecord, LeaderRecord, bucket_of_key, decode
+from engine.coordinator.repeating import REPEAT_EVERY_S
 from engine.etcd.etcd_coordinator import open_etcd_coordinator
 from engine.etcd.etcd_link import EtcdAccess
 from engine.format.group_parts import FIRST_SHARD, LogKeys
-from lakefs.errors import AcrossShards
+from lakefs.errors import AcrossShards, PreconditionFailed
 from lakefs.ids import NamesShard
 from tests.e2e.test_lake_on_machines import Machine, eventually
+from tests.e2e.test_lake_rescued import rescue
 from tests.e2e.test_names_replicas import begun, is_whole, machine_id, serving_with_etcd, stop_all, used
 from tests.etcd_rig import EtcdCluster, running_etcd
 
@@ -115,6 +119,20 @@ def test_a_shard_is_served_again_when_its_machine_is_lost_and_the_other_goes_on(
     eventually(lambda: is_whole(others[0]), "it does not follow again")
 
 
+@pytest.mark.thorough
+def test_a_shard_whose_leader_is_killed_is_served_again_when_that_starts(lake: Shards) -> None:
+    there = next(bucket for bucket, shard in lake.buckets().items() if shard == SECOND)
+    killed = lake.leader(SECOND)
+    assert killed is not None
+    others = [machine for machine in lake.machines if machine is not killed]
+    with used(*others, buckets=(there,)) as clients:
+        killed.kill()
+        killed.start()
+        begun(clients)
+    assert max(each.longest_s for each in clients) < SERVED_AGAIN_S
+    eventually(lambda: is_whole(others[0]), "it is not whole again")
+
+
 def test_both_shards_are_there_when_all_machines_were_stopped(lake: Shards) -> None:
     there = next(bucket for bucket, shard in lake.buckets().items() if shard == SECOND)
     stop_all(lake.machines)
@@ -143,3 +161,53 @@ def test_gc_and_fsck_are_of_both_shards(lake: Shards) -> None:
     shown = json.loads(asked.good("status", "--json").out)["lake"]["names"]
     assert [shard["shard"] for shard in shown["shards"]] == [1]
     assert len(shown["shards"][0]["replicas"]) == 3
+
+
+def test_each_head_of_a_machine_reaches_all_shards(tmp_path: Path) -> None:
+    with running_etcd(tmp_path / "etcd", 1) as etcd:
+        machine = Machine(tmp_path / "machine", 2)
+        machine.init("alone", "--protect", "1+1", "--accept-loss", "--etcd", ",".join(etcd.urls))
+        machine._options = ("--heads", "2")
+        machine.start()
+        try:
+            machine.put("first", b"it makes the bucket")
+            machine.good("cluster", "names", "add")
+            for number in range(2):
+                machine.good("put", "-", f"made-{number}/key", stdin=b"there")
+            assert Shards(etcd, [machine]).buckets() == {"bucket": 0, "made-0": 1, "made-1": 0}
+            for _ in range(8):  # whichever head takes the client
+                assert machine.good("cat", "made-0/key").out == machine.good("cat", "made-1/key").out == b"there"
+        finally:
+            assert machine.stop() == 0
+
+
+def test_names_of_all_shards_are_read_without_the_etcd_and_not_rescued(tmp_path: Path) -> None:
+    with running_etcd(tmp_path / "etcd", 1) as etcd:
+        machine = Machine(tmp_path / "machine", 2)
+        machine.init("alone", "--protect", "1+1", "--accept-loss", "--etcd", ",".join(etcd.urls))
+        machine.start()
+        try:
+            machine.put("first", b"it makes the bucket")
+            machine.good("cluster", "names", "add")
+            machine.good("put", "-", "made/key", stdin=b"there")
+            assert Shards(etcd, [machine]).buckets() == {"bucket": 0, "made": 1}
+            time.sleep(2 * REPEAT_EVERY_S)  # the lake's records are in the names of the first shard by then
+            assert machine.stop() == 0
+            etcd.nodes[0].kill()
+            refused = rescue(machine, "--from-here")
+            assert refused.code == PreconditionFailed.exit_code, refused
+            assert "the names of this lake are in 2 shards" in refused.err
+            assert rescue(machine, "--read-only").code == 0
+            machine.start()
+            assert machine.good("cat", "made/key").out == b"there"
+            assert machine.get("first") == b"it makes the bucket"
+            listed = machine.good("ls").text
+            assert "bucket" in listed
+            assert "made" in listed
+            assert "only read" in machine("put", "-", "made/another", stdin=b"x").err
+            assert machine.stop() == 0
+            etcd.nodes[0].start(etcd.names)
+            machine.start()
+            machine.good("put", "-", "made/another", stdin=b"it leads again")
+        finally:
+            stop_all([machine])

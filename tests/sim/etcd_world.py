@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -32,10 +33,17 @@ class World:
     registers: Registers = field(default_factory=Registers)
     values: int = 0
     figures: Counter[str] = field(default_factory=Counter)
+    elected_at: float = math.inf
 
     def process(self, host: str) -> AbstractAsyncContextManager[EtcdCoordinator]:
         """The coordinator of a process on a host."""
         return far_etcd(self.nodes, host)
+
+    async def note_election(self, old: str) -> None:
+        """Note when another node than this one leads."""
+        while self.nodes.leader in (None, old):
+            await self.nodes.wait_changed()
+        self.elected_at = trio.current_time()
 
     def heal(self) -> None:
         """Let all ways and nodes be well."""

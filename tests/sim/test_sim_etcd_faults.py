@@ -170,6 +170,53 @@ def test_a_watch_that_was_silent_misses_nothing_and_one_that_was_away_during_a_c
     play(scenario)
 
 
+@pytest.mark.parametrize("which", ["leader", "other"])
+def test_a_watch_at_a_node_that_stands_still_goes_on_at_another_though_nothing_else_is_asked(which: str) -> None:
+    async def scenario(world: World) -> None:
+        nodes = world.nodes
+        async with world.process("one") as one, world.process("two") as two:
+            async with two.watch(b"a", b"b", Revision(2)) as watch:
+                await put(one, b"a")
+                await next_changes(watch)
+                [stream] = nodes.streams
+                if (stream.host == nodes.leader) != (which == "leader"):
+                    return
+                await pause(20.0)
+                nodes.stop(stream.host)
+                begun = trio.current_time()
+                await put(one, b"a", b"new")
+                assert as_values(await next_changes(watch)) == {b"a": b"new"}
+                assert trio.current_time() < begun + 5.0, "an election, a look and a try"
+                world.figures["stopped"] += 1
+
+    assert sum(play(scenario, seed).figures["stopped"] for seed in range(10)) > 1
+
+
+def test_what_was_lost_with_a_leader_is_sent_again_as_soon_as_another_leads() -> None:
+    """A node that follows has sent it on to the leader that stands still, or it was sent there itself."""
+
+    async def scenario(world: World) -> None:
+        nodes, old = world.nodes, world.nodes.leader
+        assert old is not None
+
+        async def ask(coordinator: Coordinator, key: bytes, *, is_repeatable: bool) -> None:
+            done = await coordinator.transact([IsAbsent(key)], [Put(key, b"")], is_repeatable=is_repeatable)
+            assert done.succeeded or (is_repeatable and done.seen[0] is not None), "it is done once"
+            assert trio.current_time() < world.elected_at + 0.8, "a look, and a try at a node that is well"
+
+        async with world.process("one") as one, world.process("two") as two:
+            for coordinator in (one, two):
+                await put(coordinator, b"first")
+            nodes.stop(old)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(world.note_election, old)
+                nursery.start_soon(partial(ask, one, b"marked", is_repeatable=False))
+                nursery.start_soon(partial(ask, two, b"unmarked", is_repeatable=True))
+
+    for seed in range(20):
+        play(scenario, seed)
+
+
 def test_an_etcd_that_is_full_refuses_what_grows_until_room_was_made() -> None:
     async def scenario(world: World) -> None:
         async with world.process("one") as one:
@@ -206,8 +253,8 @@ def test_a_process_has_a_bounded_number_of_transactions_under_way() -> None:
             for number in range(2 * ETCD_IN_FLIGHT):
                 ask = partial(one.transact, [], [Put(b"%d" % number, b"")], is_repeatable=True)
                 nursery.start_soon(ask)
-            await pause(1.0)
-            assert len(one._link._under_way) == ETCD_IN_FLIGHT
+            await pause(0.25)
+            assert len(one._link._calls) == ETCD_IN_FLIGHT
             nursery.cancel_scope.cancel()
 
     play(scenario)

@@ -47,7 +47,8 @@ from lakefs.wire.connection import (
 )
 from lakefs.wire.engine_port import Body, Reply
 from lakefs.wire.frames import PROTOCOL_VERSION
-from lakefs.wire.messages import Hello, HelloReply, Ping, Request, Watch
+from lakefs.wire.given_leases import given_leases
+from lakefs.wire.messages import CloseLeases, Hello, HelloReply, Ping, Request, Watch
 from lakefs.wire.offers import Offers
 
 CLIENT_NAME: Final = "lakefs-python"
@@ -390,7 +391,11 @@ class RemoteEngine:
             )
         else:
             result = outcome.Value(Reply(event.message, Body(parts), descriptors))
-        if not call.wake(result) or isinstance(result, outcome.Error):
+        if not call.wake(result):
+            close_all(descriptors)
+            if (leases := given_leases(event.message)) and self._lost is None:
+                self._send_unawaited(CloseLeases(leases))
+        elif isinstance(result, outcome.Error):
             close_all(descriptors)
         self._stream_ended()
 

@@ -21,7 +21,7 @@ import grpc
 import trio
 
 from engine.etcd import etcd_messages as e
-from engine.etcd.etcd_link import KEEP_ALIVE, Method
+from engine.etcd.etcd_link import KEEP_ALIVE, RANGE, Method
 from engine.etcd.etcd_status import Status
 from engine.host.tasks import plain_errors
 from tests.sim.cluster.network import Network, Way
@@ -31,7 +31,7 @@ from tests.sim.world.sim_time import pause
 HOSTS: Final = "etcd0", "etcd1", "etcd2"
 LOOK_EVERY_S: Final = 0.25
 SILENCE_S: Final = 9.0
-"""A connection over a silent way is found to be lost, as pings of gRPC do."""
+"""A connection that is silent, by its way or because its node stands still, is lost then: pings of gRPC find out."""
 PROGRESS_S: Final = 600.0
 """Watches say so often how far they have come."""
 HELD_MAX_S: Final = 7.0
@@ -128,6 +128,10 @@ class EtcdNodes:
         """Return True if nobody listens there."""
         return host in self._away
 
+    def is_stopped(self, host: str) -> bool:
+        """Return True if it stands still: it says nothing, and takes what it is sent later."""
+        return host in self._stopped
+
     # --- who can do something ----------------------------------------------------------------------------
 
     def serves(self, host: str) -> bool:
@@ -192,11 +196,12 @@ class EtcdNodes:
             return REFUSED
         await pause(self.rng.uniform(*_COMMIT_S) + self.faults.commit_s)
         until = trio.current_time() + HELD_MAX_S
+        is_lost = method is not KEEP_ALIVE and self._sends_in_vain(host)
         while method is not KEEP_ALIVE or not self._believes(host):
             now = trio.current_time()
             if self.is_away(host):
                 return RESET
-            if self.serves(host):
+            if (self.serves(host) and not is_lost) or self._answers_alone(host, method, request):
                 return self.state.answer(method, request, 1 + self.hosts.index(host))
             if self._runs(host) and now > self._led_at[host] + KNOWS_S and self.rng.random() < 0.2:
                 return _NO_LEADER
@@ -204,6 +209,16 @@ class EtcdNodes:
                 return _TIMED_OUT
             await self.wait_changed()
         return self._kept_in_vain(host, request)
+
+    def _answers_alone(self, host: str, method: Method, request: Any) -> bool:
+        """Return True for a read that a node does by itself, if it is in touch with a leader as far as it knows."""
+        is_alone = method is RANGE and request.serializable
+        return is_alone and self._runs(host) and trio.current_time() < self._led_at[host] + KNOWS_S
+
+    def _sends_in_vain(self, host: str) -> bool:
+        """Return True if a node that follows sends a request on to a leader that is gone, and does not know it yet."""
+        knows = self.leader is None and trio.current_time() > self._led_at[host] + _ELECTION_S[0]
+        return self._runs(host) and not self.serves(host) and not knows
 
     def _believes(self, host: str) -> bool:
         """Return True if a node believes to lead, and does not."""
@@ -250,13 +265,14 @@ class EtcdStream:
         ways = network.way(self._near, self.host), network.way(self.host, self._near)
         if Way.CUT in ways:
             self.break_off(RESET)
-        elif Way.SILENT in ways:
+        elif Way.SILENT in ways or self._nodes.is_stopped(self.host):
             self._silent_since = now if self._silent_since is None else self._silent_since
             if now - self._silent_since > SILENCE_S:
                 self.break_off(RESET)
         else:
             self._silent_since = None
-        if not is_led and not self._nodes.serves(self.host):
+        says_it = self._silent_since is None and not self._nodes.serves(self.host)
+        if not is_led and says_it:
             self.break_off(_NO_LEADER)
 
     def is_silent(self) -> bool:

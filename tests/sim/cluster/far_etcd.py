@@ -6,6 +6,7 @@ markers, sessions, and watches that begin again are the product's (`engine.etcd`
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -14,10 +15,12 @@ import grpc
 import trio
 
 from engine.etcd import etcd_messages as e
+from engine.etcd.calls_under_way import TryUnderWay
 from engine.etcd.etcd_bounds import ETCD_CANCEL_S
 from engine.etcd.etcd_coordinator import EtcdCoordinator, coordinator_over
-from engine.etcd.etcd_link import ENDED, Endpoint, EtcdAccess, EtcdLink, Method
+from engine.etcd.etcd_link import DEFRAGMENT, OVERTAKEN, RANGE, Endpoint, EtcdAccess, EtcdLink, Method
 from engine.etcd.etcd_status import Status
+from engine.etcd.etcd_streams import ENDED
 from lakefs.errors import EngineUnreachable
 from tests.sim.cluster.etcd_nodes import REFUSED, RESET, SILENCE_S, EtcdNodes, EtcdStream
 from tests.sim.cluster.network import Way
@@ -45,13 +48,15 @@ class _Endpoint(Endpoint):
     def __init__(self, host: str, access: EtcdAccess) -> None:
         self.address = host  # type: ignore[misc]
         self.streams = {}  # type: ignore[misc]
+        self.heard_at = self.asked_at = -math.inf
 
 
 class _Call:
     """A request under way: its answer, once it has one."""
 
-    def __init__(self) -> None:
-        self.done = trio.Event()
+    def __init__(self, sent: TryUnderWay) -> None:
+        self.sent = sent
+        self.done = sent.done
         self.answer: e.Message | Status = _LATE
 
     def settle(self, answer: e.Message | Status) -> None:
@@ -80,8 +85,7 @@ class SimEtcdLink(EtcdLink):
     def close(self) -> None:
         """See `EtcdLink`."""
         self._closed = True
-        for done in self._under_way:
-            done.set()
+        self._calls.end_all()
         for endpoint in self._endpoints:
             for stream in list(endpoint.streams):
                 stream.cancel()
@@ -97,17 +101,18 @@ class SimEtcdLink(EtcdLink):
     ) -> e.Message | Status:
         await trio.lowlevel.checkpoint()
         self.check_open()
-        call = _Call()
+        call = _Call(self._calls.begin(takes_long=method is DEFRAGMENT))
         self._nodes.network.nursery.start_soon(self._deliver, endpoint.address, method, request, call)
-        self._under_way.add(call.done)
         try:
             with trio.move_on_after(max(0.0, timeout_s)) as deadline:
-                await _waited(call.done, deadline)
+                await (call.done.wait() if method is RANGE else _waited(call.done, deadline))
         finally:
-            self._under_way.discard(call.done)
+            self._calls.end(call.sent)
         self.check_open()
-        answer = call.answer
+        answer = OVERTAKEN if call.sent.is_given_up else call.answer
         call.done.set()
+        if not isinstance(answer, Status):
+            endpoint.heard_at = trio.current_time()
         return answer
 
     async def _deliver(self, host: str, method: Method, request: e.Message, call: _Call) -> None:

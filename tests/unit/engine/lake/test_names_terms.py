@@ -1,24 +1,23 @@
-"""The first term of a names shard that was added: its numbers, its generation, and of which time of the lake it is."""
+"""The first term of a names shard that was added: its numbers, and of which time of the lake it is."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from unittest import mock
 
 import pytest
 
 from engine.coordinator.coordinator_table import entry_of
+from engine.coordinator.names_coordinator import NamesCoordinator
 from engine.coordinator.records import CHARGE_KEY, Charge, ChargeRecord, decode
 from engine.format.group_parts import FIRST_SHARD
 from engine.group_log.assembly import ReplicaIsBehind
 from engine.lake.names_replica import refuse_other_time
 from engine.lake.names_terms import NODE_BITS, begin_shard
-from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.namespace.buckets import ensure_bucket
-from engine.requests.bind import BindGate
 from engine.store.keyed_store import KeyedStore
-from lakefs.errors import SessionLost
-from lakefs.ids import GcGeneration, NamesShard, RingEpoch
-from lakefs.wire import messages as m
+from lakefs.errors import StoreFull
+from lakefs.ids import NamesShard
 from tests.names_rig import names_store
 from tests.sim.world.disk import SimDisk
 from tests.unit.support.metadata_rig import NAMES_OF, run
@@ -27,12 +26,9 @@ SHARD = NamesShard(3)
 TIME = b"this incarnation"
 
 
-async def begun(store: KeyedStore, generation: int = 7) -> BindGate:
-    """Begin a term; returns its gate."""
-    gate = BindGate()
-    charge = ChargeRecord(NAMES_OF, Charge.LEFT, 0, TIME)
-    await begin_shard(SHARD, store, JoinedGeneration(store.metadata, gate), GcGeneration(generation), charge)
-    return gate
+async def begun(store: KeyedStore) -> None:
+    """Begin a term."""
+    await begin_shard(SHARD, store, ChargeRecord(NAMES_OF, Charge.LEFT, 0, TIME))
 
 
 async def node_of(store: KeyedStore, bucket: str) -> int:
@@ -64,31 +60,18 @@ def test_nodes_of_a_shard_begin_at_its_number_and_go_on_from_there() -> None:
     run(scenario)
 
 
-def test_the_present_generation_is_joined_once_and_nothing_older_is_bound() -> None:
-    async def main(store: KeyedStore) -> None:
-        gate = await begun(store, 7)
-        assert gate.joined_generation == 7
-        with pytest.raises(SessionLost):
-            gate.check(m.Answered(GcGeneration(5), RingEpoch(1)))
-        gate.check(m.Answered(GcGeneration(6), RingEpoch(1)))
-        assert (await begun(store, 9)).joined_generation == 7, "later ones are joined when gc says so"
-
-    with_store(main)
-
-
 def test_a_first_term_that_was_cut_off_is_gone_on_with() -> None:
     async def main(store: KeyedStore) -> None:
-        class Cut(Exception):
-            pass
-
-        class CutOff(JoinedGeneration):
-            async def join(self, generation: GcGeneration) -> None:
-                raise Cut
-
-        charge = ChargeRecord(NAMES_OF, Charge.LEFT, 0, TIME)
-        with pytest.raises(Cut):
-            await begin_shard(SHARD, store, CutOff(store.metadata, BindGate()), GcGeneration(7), charge)
-        assert (await begun(store, 8)).joined_generation == 8
+        with (
+            mock.patch.object(NamesCoordinator, "transact", side_effect=StoreFull("cut off")),
+            pytest.raises(StoreFull),
+        ):
+            await begun(store)
+        with store.metadata.view() as view:
+            assert entry_of(view, CHARGE_KEY) is None
+        await begun(store)
+        with store.metadata.view() as view:
+            assert entry_of(view, CHARGE_KEY) is not None
         assert await node_of(store, "bucket") >> NODE_BITS == SHARD
 
     with_store(main)
