@@ -95,7 +95,6 @@ class NamesTerms:
             await upkeep.begin()
             await in_lake.begin()
             await buckets.begin(_buckets_of(store))
-            await in_lake.begin()
 
         return Term(service, partial(keep_lake, upkeep, etcd.coordinator, store, in_lake.run), begin)
 
@@ -108,9 +107,6 @@ class NamesTerms:
         in_lake = self._in_lake(shard, names, gate)
         upkeep = ShardUpkeep(shard, coordinator, links, stripes, store, joined, upload_expiry_s=expiry_s)
         service = NamesService(store, gate=gate, upkeep=upkeep.requests, checkpoints=checkpoints, buckets=buckets)
-        in_lake = self._in_lake(shard, names, gate)
-
-        in_lake = self._in_lake(shard, names, gate)
 
         async def begin() -> None:
             charge = ChargeRecord(self.plan.lake_id, Charge.LEFT, 0, bytes.fromhex(etcd.place.incarnation))
@@ -118,7 +114,6 @@ class NamesTerms:
             await upkeep.begin()
             await in_lake.begin()
             await buckets.begin(_buckets_of(store))
-            await in_lake.begin()
 
         return Term(service, in_lake.run, begin)
 
