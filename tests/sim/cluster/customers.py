@@ -91,7 +91,7 @@ class Customer:
             (3, self.rename),
             (2, self.copy),
             (2, self.hold_open),
-            *([(4, self.upload)] if self._buckets.has_uploads else []),
+            *([(4, self.upload), (4, self.list)] if self._buckets.are_many else []),
         )
 
     async def work(self, heads: Sequence[HeadPlace], count: int) -> None:
@@ -303,8 +303,7 @@ class Customer:
         SimFailure if it was moved across names shards, or refused where there is but one.
         """
         buckets = places[0], places[2]
-        exist = self._promises.buckets.issuperset(buckets)
-        is_across = removes and exist and self._buckets.is_across(*buckets)
+        is_across = removes and self._promises.buckets.issuperset(buckets) and self._buckets.is_across(*buckets)
         kind = m.Rename if removes else m.Copy
         attempts = 0
 
@@ -360,6 +359,24 @@ class Customer:
                 content for content in look.key.may_be if (None if content is None else b"".join(content)) == found[0]
             ]
         return True
+
+    async def list(self) -> None:
+        """List a bucket."""
+        bucket = self._rng.choice(self._buckets.all())
+        exists, looks = bucket in self._promises.buckets, self._promises.looks(bucket)
+
+        async def call(client: SimClient) -> set[str]:
+            try:
+                listed = await ask(client, m.ListNames(bucket), m.Listed)
+            except BucketNotFound:
+                if exists:
+                    raise
+                return set()
+            return {f"{bucket}/{entry.key}" for entry in listed.entries}
+
+        listed = await self._try(f"list {bucket}", call)
+        if listed is not None:
+            self._promises.check_listed(looks, listed)
 
     async def hold_open(self) -> None:
         """Open an object, remove or replace it, and read it later: what was opened stays."""

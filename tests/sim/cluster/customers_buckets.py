@@ -18,8 +18,8 @@ BUCKETS_A_SHARD: Final = 2
 class Buckets(Protocol):
     """The buckets in which customers have their names."""
 
-    has_uploads: bool
-    """Customers upload, too."""
+    are_many: bool
+    """Customers list them, and upload, too."""
 
     def all(self) -> Sequence[str]:
         """Return those that are used now; "" for the one of a lake with one names shard."""
@@ -33,7 +33,7 @@ class Buckets(Protocol):
 class OneBucket:
     """The bucket of a lake with one names shard."""
 
-    has_uploads = False
+    are_many = False
 
     def all(self) -> Sequence[str]:
         """See `Buckets`."""
@@ -47,7 +47,7 @@ class OneBucket:
 class ManyBuckets:
     """More buckets with each names shard: new ones are made where there are fewest."""
 
-    has_uploads = True
+    are_many = True
 
     def __init__(self, names: EtcdNames) -> None:
         self._names = names

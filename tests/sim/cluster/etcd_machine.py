@@ -176,7 +176,7 @@ class LakeReplica(ReplicaPlace):
 
         async def begin() -> None:
             charge = ChargeRecord(LAKE, Charge.LEFT, 0, self.world.incarnation)
-            await begin_shard(shard, store, joined, await LakeState(ways.coordinator).generation(), charge)
+            await begin_shard(shard, store, charge)
             await upkeep.begin()
             await buckets.begin(_buckets_of(store))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, Final
 
 import trio
@@ -17,11 +17,14 @@ from engine.head.head_clients import HeadClient, HeadSession
 from engine.head.head_copies import HeadCopies, copied_attributes
 from engine.head.head_reads import end_leases
 from engine.lake_gc.lake_gc import LakeGc
+from engine.lake_gc.names_by_requests import NamesByRequests
 from engine.lake_gc.names_port import ShardNames
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
+from engine.metadata.pacing import Pacing
 from engine.requests import bucket_assigning
 from engine.requests.handlers import Handler
 from engine.sessions.references import Client
+from engine.upkeep.roots import Visit
 from lakefs.errors import BucketNotFound, LakeError
 from lakefs.ids import NamesShard, RingEpoch
 from lakefs.wire import messages as m
@@ -74,6 +77,16 @@ def _other_shards_are_not_asked_to_refuse() -> AbstractContextManager[Any]:
         self._gate.retire_below(epoch)
 
     return instead(LakeUpkeep, "_retiring", retiring)
+
+
+def _cut_off_walks_are_whole() -> AbstractContextManager[Any]:
+    original = NamesByRequests.walk
+
+    async def walk(self: NamesByRequests, visit: Visit, pacing: Pacing) -> None:
+        with suppress(LakeError):
+            await original(self, visit, pacing)
+
+    return instead(NamesByRequests, "walk", walk)
 
 
 # --- buckets -----------------------------------------------------------------------------------------
@@ -194,6 +207,9 @@ OVER_SHARDS: Final = [
     ),
     Weakening("a former leader of another names shard is read", reads_without_the_lease).in_scene(
         "two replicas of another names shard lead"
+    ),
+    Weakening("a walk that another names shard cut off counts as whole", _cut_off_walks_are_whole).in_scene(
+        "a former leader of a names shard goes on", first=1
     ),
 ]
 

@@ -6,6 +6,7 @@ has one of several, and rests for `RESTS_S`: until then the request may yet be d
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 import trio
@@ -74,6 +75,19 @@ class Promises:
         """Begin a read."""
         key = self.key(name)
         return Look(key, tuple(key.may_be), len(key.ever))
+
+    def looks(self, bucket: str) -> dict[str, Look]:
+        """Begin a read of all keys BUCKET/NAME that are known so far."""
+        return {name: self.look(name) for name in self.keys if name.startswith(f"{bucket}/")}
+
+    def check_listed(self, looks: Mapping[str, Look], listed: Container[str]) -> None:
+        """Check which of these keys were listed."""
+        for name, look in looks.items():
+            is_right = any((content is not None) == (name in listed) for content in look.contents())
+            if not is_right:
+                raise SimFailure(
+                    f"{name} is {'listed, and has no' if name in listed else 'not listed, and has'} content"
+                )
 
     def check(self, name: str, look: Look, found: bytes | None) -> None:
         """Check what a read found; None: no such key."""

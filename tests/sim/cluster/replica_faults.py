@@ -19,6 +19,8 @@ from tests.sim.cluster.lake import SimLake, until
 from tests.sim.replicas.faults import Faults, draw_faults
 
 Event = Callable[[], Awaitable[None]]
+_OF_MACHINES: Final = ("crash", "stop", "restart", "slow_disk", "cut_off_replica")
+"""Events of a machine, which may have replicas of several names shards."""
 _CHANCES: Final = 0.0, 0.0, 0.1, 0.4
 
 
@@ -37,11 +39,16 @@ class ReplicaFaults:
         ]
 
     async def _happens(self, number: int) -> None:
-        """Let an event happen, to the machines of one of the names shards that there are."""
+        """Let an event happen, to the machines of one names shard, or of all at once, as to one that has all."""
         present = self._faults[: self._names.count]
-        _, event = (present[0] if len(present) == 1 else self._lake.rng.choice(present)).kinds[number]
+        if len(present) > 1 and (
+            present[0].kinds[number][1].__name__ not in _OF_MACHINES or self._lake.rng.random() < 0.7
+        ):
+            present = [self._lake.rng.choice(present)]
         self._lake.health.begin_elsewhere()
-        await event()
+        async with trio.open_nursery() as nursery:
+            for faults in present:
+                nursery.start_soon(faults.kinds[number][1])
         await trio.sleep(self._lake.rng.choice((1.0, 10.0)))
         for place in self._names.places:
             for replica in place.replicas:

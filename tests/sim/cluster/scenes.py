@@ -112,6 +112,7 @@ SCENES: Final[dict[str, Scene]] = {
     "buckets come and go": _two_shards(scenes_shards.buckets_come_and_go),
     "a removal of a bucket is lost": _two_shards(scenes_shards.a_removal_is_lost),
     "a copy between the walks of two names shards": _two_shards(scenes_shards.a_copy_between_walks),
+    "a former leader of a names shard goes on": _two_shards(scenes_shards.a_former_leader_of_a_shard_goes_on),
     "a copy to another names shard is slow": _two_shards(scenes_shards.a_copy_is_slow),
 }
 

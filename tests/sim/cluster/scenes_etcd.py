@@ -60,13 +60,19 @@ async def a_former_leader_goes_on(stage: Stage) -> None:
     """The leader stands still at a message of gc or of the walk; another one leads; then the first goes on there."""
     names = stage.lake.names
     assert isinstance(names, EtcdNames)
+    kind = stage.rng.choice((m.GcBegin, m.GcMark, m.GcSweep, m.GcSweep, m.DropShards))
+    await former_goes_on(stage, names.places[0], kind, "")
+
+
+async def former_goes_on(stage: Stage, places: ShardPlaces, kind: type[m.Request], prefix: str) -> None:
+    """See `a_former_leader_goes_on`; it leads the names shard of these places.  `prefix`: of names, with the bucket."""
     contents = [stage.payload() for _ in range(4)]
     for number, content in enumerate(contents):
-        await stage.put(f"o{number}", content)
-    await stage.remove("o0")
+        await stage.put(f"{prefix}o{number}", content)
+    await stage.remove(f"{prefix}o0")
     await stage.collect(stage.rng.choice((0, 2, 2)))
-    await wait_equal(names.machines)
-    leader = next(replica for replica in names.replicas if replica.leads)
+    await wait_equal(places.machines)
+    leader = next(replica for replica in places.replicas if replica.leads)
     is_stopped = trio.Event()
 
     async def stop(_: Connection, __: m.Request) -> None:
@@ -75,28 +81,25 @@ async def a_former_leader_goes_on(stage: Stage) -> None:
         is_stopped.set()
         await trio.lowlevel.checkpoint()
 
-    head, kind = (
-        stage.rng.choice(stage.heads),
-        stage.rng.choice((m.GcBegin, m.GcMark, m.GcSweep, m.GcSweep, m.DropShards)),
-    )
+    head = stage.rng.choice(stage.heads)
     async with trio.open_nursery() as nursery:
         with stage.at(PointOf(kind, stop, near=NAMES_HOST)):
             if kind is m.DropShards:
                 with stage.cut(stage.rng.choice(stage.homes(contents[1])), head):
-                    await stage.put("o1", contents[1][::-1], head=head)
-                    await stage.put("o4", contents[1], head=head)
+                    await stage.put(f"{prefix}o1", contents[1][::-1], head=head)
+                    await stage.put(f"{prefix}o4", contents[1], head=head)
             else:
                 nursery.start_soon(stage.collect)
             await stage.wait(is_stopped.is_set, "the leader sends such a message")
-        await stage.wait(lambda: _leads_beside(names.places[0], leader), "another replica leads")
+        await stage.wait(lambda: _leads_beside(places, leader), "another replica leads")
         stage.lake.health.end_elsewhere()
-        await stage.put("back", contents[0])
-        await stage.copy("o2", "o5")
-        await stage.remove("o2")
-        await stage.remove("o3")
+        await stage.put(f"{prefix}back", contents[0])
+        await stage.copy(f"{prefix}o2", f"{prefix}o5")
+        await stage.remove(f"{prefix}o2")
+        await stage.remove(f"{prefix}o3")
         await stage.collect(stage.rng.choice((0, 0, 1, 3)))
         if stage.rng.random() < 0.5:
-            await stage.put("late", contents[3])
+            await stage.put(f"{prefix}late", contents[3])
         leader.resume()
         await trio.sleep(2 * LEADER_LEASE_S)
     await stage.read_all()

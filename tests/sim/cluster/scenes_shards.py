@@ -24,7 +24,7 @@ from tests.sim.cluster.network import Connection
 from tests.sim.cluster.places import HeadPlace
 from tests.sim.cluster.points import PointOf
 from tests.sim.cluster.replica_faults import add_shard
-from tests.sim.cluster.scenes_etcd import both_lead
+from tests.sim.cluster.scenes_etcd import both_lead, former_goes_on
 from tests.sim.cluster.stage import Stage
 from tests.store_rig import ask
 
@@ -218,6 +218,17 @@ async def two_replicas_of_another_shard_lead(stage: Stage) -> None:
     """The second shard is led as in `two_replicas_lead`."""
     bucket = await bucket_in(stage, SECOND)
     await both_lead(stage, names_of(stage).places[SECOND], [f"{bucket}/o{number}" for number in range(3)])
+
+
+async def a_former_leader_of_a_shard_goes_on(stage: Stage) -> None:
+    """With names in the second shard: its leader, or the first shard's, stands still at a message of a cycle.
+
+    Another one leads then, and the first goes on there, as in `a_former_leader_goes_on`.
+    """
+    shard = stage.rng.choice((FIRST_SHARD, SECOND, SECOND))
+    kind = stage.rng.choice((m.JoinGeneration, m.BeginRoots, m.NextRoots, m.NextRoots, m.GcMark, m.GcSweep))
+    bucket = await bucket_in(stage, SECOND)
+    await former_goes_on(stage, names_of(stage).places[shard], kind, f"{bucket}/")
 
 
 # --- parts of scenes -------------------------------------------------------------------------------------
