@@ -73,6 +73,7 @@ from engine.lake.read_shards import way_to_read
 from engine.lake.reads_only import end_with_this_start, reading, recorded_protection
 from engine.lake.replica_host import MachineHost
 from engine.lake.shard_replicas import ShardReplicas, WayToNames, copied_from, machines_before, running_replicas
+from engine.lake.shards_here import refuse_missing
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.members.member_links import MemberLinks
@@ -182,6 +183,8 @@ async def _open_with_names(plan: LakePlan, fabric: EngineFabric) -> AsyncIterato
         coordinator = await stack.enter_async_context(open_table(store))
         if (charge := await charge_of(coordinator)) is not None:
             refuse_unless_in_charge(charge, plan.lake_id, TABLE)
+        count = await shards_of(coordinator)
+        refuse_missing(plan, count)
         state = LakeState(coordinator)
         protection = await _recorded(state, plan)
         is_made = await state.epoch() != NO_EPOCH
@@ -189,7 +192,6 @@ async def _open_with_names(plan: LakePlan, fabric: EngineFabric) -> AsyncIterato
         await wait_for_members(processes, state, plan, protection, is_made=is_made)
         plan = _kept(plan, processes, protection)
         content = await open_content(stack, plan, coordinator, offload)
-        count = await shards_of(coordinator)
         others = await open_other_shards(stack, plan, store, coordinator, content, charge, count)
         upkeep = lake_upkeep(
             plan, names, coordinator, None, gate, joined, content, offload, others.others, partial(others.state, names)
