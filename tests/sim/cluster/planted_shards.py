@@ -206,7 +206,7 @@ OVER_SHARDS: Final = [
         "a copy to another names shard is slow"
     ),
     Weakening("a former leader of another names shard is read", reads_without_the_lease).in_scene(
-        "two replicas of another names shard lead"
+        "two replicas of another names shard lead", first=3
     ),
     Weakening("a walk that another names shard cut off counts as whole", _cut_off_walks_are_whole).in_scene(
         "a former leader of a names shard goes on", first=1
