@@ -11,6 +11,7 @@ Rules kept here:
 - A read waits at most READ_S: the greeting of a member reads the generation, and must not be held up by more than that.
   While the coordinator is known to be away, reads are refused at once, and a task asks until it is back.  All else has
   the coordinator's own patience.
+- A record that is another one, and right, is compared from then on: nothing was done, so it is tried once more.
 - A transaction has one comparison less than the port allows, and no `else_ops`: these would be done behind the fence.
 """
 
@@ -36,6 +37,7 @@ READ_S: Final = 4.0
 """Etcd has another leader after 1 to 3 s; and a member's greeting has MEMBER_CONNECT_S, with 0.5 s for what is
 cancelled."""
 _NONE: Final = Revision(0)
+_ATTEMPTS_MAX: Final = 2
 
 
 @asynccontextmanager
@@ -130,16 +132,17 @@ class FencedCoordinator:
     ) -> Transacted:
         """Compare and change keys at one revision; see the port, and the head of the module."""
         assert not else_ops, "behind a fence nothing is done when a comparison fails"
-        fence = await self._checked()
-        ask = partial(self._coordinator.transact, [fence, *compares], then_ops, is_repeatable=is_repeatable)
-        done = await self._answered(ask)
-        fenced, *seen = done.seen
-        if fenced is None or fenced.value != fence.value:
+        for _ in range(_ATTEMPTS_MAX):
+            fence = await self._checked()
+            ask = partial(self._coordinator.transact, [fence, *compares], then_ops, is_repeatable=is_repeatable)
+            done = await self._answered(ask)
+            fenced, *seen = done.seen
+            if fenced is not None and fenced.value == fence.value:
+                self._revision = max(self._revision, done.revision)
+                return Transacted(done.outcome, done.revision, tuple(seen))
             self._fence = None
             await self._checked()
-            raise EngineUnreachable(f"{self._place} was in other hands in the meantime", subject=self._place)
-        self._revision = max(self._revision, done.revision)
-        return Transacted(done.outcome, done.revision, tuple(seen))
+        raise EngineUnreachable(f"{self._place} was in other hands in the meantime", subject=self._place)
 
     async def compact(self, revision: Revision) -> None:
         """Forget changes before a revision; see the port."""

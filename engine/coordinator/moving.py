@@ -83,7 +83,7 @@ async def move(source: Side, destination: Side, lake: bytes) -> ChargeRecord:
             f"{destination.place} holds keys of no known lake; remove them, or choose another name",
             subject=destination.place,
         )
-    moving = ChargeRecord(lake, Charge.MOVING, here.turn + 1, new_id16())
+    moving = type(here)(lake, Charge.MOVING, here.turn + 1, new_id16())
     await _change(destination, entry, moving)
     here = await _closed(source, here)
     await _copy(source, destination, moving)

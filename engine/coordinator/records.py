@@ -70,6 +70,8 @@ BUCKETS: Final = b"buckets/", b"buckets0"
 PRESENT: Final = b"present/", b"present0"
 """Begin and end of the keys of heads that are there."""
 _VERSION: Final = 1
+_SHARDS_VERSION: Final = 2
+"""Of a `ShardsChargeRecord`."""
 _PARTITION_MAX: Final = 0xFFFF
 
 
@@ -221,6 +223,14 @@ class ChargeRecord(msgspec.Struct, frozen=True, array_like=True):
         return self.state in (Charge.SERVES, Charge.LEAVING)
 
 
+class ShardsChargeRecord(ChargeRecord, frozen=True, array_like=True):
+    """The same of a lake whose names are in several shards.
+
+    Its version is 2: releases that know of one shard only refuse the coordinator, and so lead no names there.  Their gc
+    would free what the other shards name.
+    """
+
+
 class EtcdRecord(msgspec.Struct, frozen=True, array_like=True):
     """Where the etcd of a lake is: its URLs, the lake's name there, and which cluster and incarnation it is, in hex.
 
@@ -341,6 +351,7 @@ Record = (
     | LogRecord
     | ReplicaRecord
     | ChargeRecord
+    | ShardsChargeRecord
     | EtcdRecord
     | RepeatedRecord
     | CheckpointsRecord
@@ -360,16 +371,18 @@ _decoders: Final[dict[type[msgspec.Struct], msgspec.msgpack.Decoder[Any]]] = {
 
 def encode(record: Record) -> bytes:
     """Return the bytes of a record, with its version."""
-    return _encoder.encode((_VERSION, record))
+    version = _SHARDS_VERSION if isinstance(record, ShardsChargeRecord) else _VERSION
+    return _encoder.encode((version, record))
 
 
 def decode(kind: type[R], value: bytes) -> R:
     """Return the record in a value.  StoreUnusable, naming its kind, for another version or shape."""
     what = f"the coordinator's {kind.__name__}"
     versioned = decode_record(_versioned, value, what)
-    if versioned.version != _VERSION:
+    is_of_shards = kind is ChargeRecord and versioned.version == _SHARDS_VERSION
+    if versioned.version != _VERSION and not is_of_shards:
         raise StoreUnusable(f"{what} has version {versioned.version}: it is of a later release")
-    decoder: msgspec.msgpack.Decoder[R] = _decoders[kind]
+    decoder: msgspec.msgpack.Decoder[R] = _decoders[ShardsChargeRecord if is_of_shards else kind]
     return decode_record(decoder, versioned.record, what)
 
 
@@ -427,3 +440,8 @@ def bucket_of_key(key: bytes) -> str:
 def checkpoints_key(shard: NamesShard) -> bytes:
     """Key of the checkpoints of a names shard."""
     return CHECKPOINTS_KEY if shard == FIRST_SHARD else CHECKPOINTS_KEY + b"/%04x" % shard
+
+
+def of_shards(charge: ChargeRecord) -> ShardsChargeRecord:
+    """Return a charge as that of a lake whose names are in several shards."""
+    return ShardsChargeRecord(charge.lake, charge.state, charge.turn, charge.incarnation, charge.place)

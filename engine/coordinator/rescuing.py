@@ -36,12 +36,14 @@ from engine.coordinator.records import (
     EPOCH_KEY,
     GENERATION_KEY,
     REPEATED_KEY,
+    SHARDS_KEY,
     WALK_KEY,
     Charge,
     ChargeRecord,
     EpochRecord,
     GenerationRecord,
     RepeatedRecord,
+    ShardsChargeRecord,
     WalkRecord,
     decode,
     encode,
@@ -85,7 +87,9 @@ async def rescue(
         raise StoreUnusable(
             f"{place} has no copy of the lake's records: no release that makes one has led these names", subject=place
         )
-    moving = ChargeRecord(lake, Charge.MOVING, found.turn + _TURNS, new_id16())
+    has_shards = SHARDS_KEY in newer or (await table.get(SHARDS_KEY)).entry is not None
+    kind = ShardsChargeRecord if has_shards else ChargeRecord
+    moving = kind(lake, Charge.MOVING, found.turn + _TURNS, new_id16())
     await _change(table, found, moving, [])
     for batch in batches(Put(key, value) for key, value in newer.items()):
         await table.transact([HasValue(CHARGE_KEY, encode(moving))], batch)

@@ -6,6 +6,7 @@ term.  Machines that see the record make replicas of it (`engine.lake.shard_repl
 Rules kept here:
 - Nothing is added while the shard that was added last has no leader: an operator sees one fault before the next.
 - The number of shards never falls, and is at most NAMES_SHARDS_MAX.
+- The same transaction makes the coordinator's charge one that releases with one shard refuse (`ShardsChargeRecord`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,18 @@ from typing import Final
 
 import trio
 
-from engine.coordinator.coordinator import Coordinator, HasRevision, IsAbsent, Put
-from engine.coordinator.records import SHARDS_KEY, LeaderRecord, LogRecord, ShardsRecord, decode, encode
+from engine.coordinator.coordinator import Compare, Coordinator, HasRevision, IsAbsent, Put
+from engine.coordinator.records import (
+    CHARGE_KEY,
+    SHARDS_KEY,
+    ChargeRecord,
+    LeaderRecord,
+    LogRecord,
+    ShardsRecord,
+    decode,
+    encode,
+    of_shards,
+)
 from engine.format.group_parts import FIRST_SHARD, LogKeys
 from engine.requests.dispatch import Group
 from engine.requests.handlers import handles
@@ -69,7 +80,12 @@ class ShardRequests:
             same = IsAbsent(SHARDS_KEY) if entry is None else HasRevision(SHARDS_KEY, entry.revision)
             log = LogKeys(shard).log
             puts = [Put(SHARDS_KEY, encode(ShardsRecord(count + 1))), Put(log, encode(LogRecord(self._lake)))]
-            done = await coordinator.transact([same, IsAbsent(log)], puts)
+            compares: list[Compare] = [same, IsAbsent(log)]
+            charge = (await coordinator.get(CHARGE_KEY)).entry
+            if charge is not None:
+                compares.append(HasRevision(CHARGE_KEY, charge.revision))
+                puts.append(Put(CHARGE_KEY, encode(of_shards(decode(ChargeRecord, charge.value)))))
+            done = await coordinator.transact(compares, puts)
             if done.succeeded:
                 return shard
             if done.seen[1] is not None and done.seen[0] == entry:

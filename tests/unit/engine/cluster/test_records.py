@@ -13,6 +13,8 @@ from engine.coordinator.records import (
     DIRTY,
     EPOCHS,
     MEMBERS,
+    Charge,
+    ChargeRecord,
     DirtyRecord,
     EpochRecord,
     GenerationRecord,
@@ -21,6 +23,8 @@ from engine.coordinator.records import (
     MemberState,
     OpeningRecord,
     Record,
+    ShardsChargeRecord,
+    ShardsRecord,
     WalkRecord,
     decode,
     dirty_key,
@@ -28,6 +32,7 @@ from engine.coordinator.records import (
     epoch_key,
     epoch_of_key,
     member_key,
+    of_shards,
     partition_of_key,
 )
 from engine.format.coordinator import StateRecord, pack_entry, pack_lease, unpack_entry, unpack_lease, unpack_state
@@ -121,3 +126,16 @@ def test_records_of_the_table_read_back_and_other_versions_are_refused_by_name()
         unpack_entry(bytes(16))
     with pytest.raises(StoreUnusable, match="coordinator lease of 6 bytes"):
         unpack_lease(pack_lease(60) + b"\0")
+
+
+def test_a_charge_of_several_names_shards_is_refused_by_releases_that_know_of_one() -> None:
+    charge = ChargeRecord(b"lake", Charge.SERVES, 3, b"incarnation", "there")
+    later = of_shards(charge)
+    assert decode(ChargeRecord, encode(charge)) == charge
+    assert decode(ChargeRecord, encode(later)) == later
+    assert type(decode(ChargeRecord, encode(later))) is ShardsChargeRecord
+    assert type(msgspec.structs.replace(later, state=Charge.LEFT)) is ShardsChargeRecord
+    version, fields = msgspec.msgpack.decode(encode(later))
+    assert (version, fields) == (2, [b"lake", "moved", 3, b"incarnation", "there"])  # they take version 1 alone
+    with pytest.raises(StoreUnusable, match="of a later release"):
+        decode(ShardsRecord, encode(later))
