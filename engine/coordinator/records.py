@@ -71,7 +71,7 @@ PRESENT: Final = b"present/", b"present0"
 """Begin and end of the keys of heads that are there."""
 _VERSION: Final = 1
 _SHARDS_VERSION: Final = 2
-"""Of a `ShardsChargeRecord`."""
+"""The version of a `ShardsChargeRecord`."""
 _PARTITION_MAX: Final = 0xFFFF
 
 
