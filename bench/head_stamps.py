@@ -1,6 +1,7 @@
 """Names that heads know: `python -m bench.head_stamps [--heads N]`.
 
     get      4 KiB by a known name, without a request: at the head of a second machine, and at one engine
+    s3       a signed GET of 4 KiB, repeated by the door of S3: at both
     change   one key is bound anew, one at a time: known to no head, and to all of N heads; then the heads are killed
 
 For changes the names' own store and service run in this process, on a real disk with the local journal, and the heads
@@ -11,8 +12,10 @@ one loop, so each change waits until it has made all turns one after the other.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -29,7 +32,8 @@ import trio
 import lakefs
 from bench.harness.machine import machine
 from bench.harness.machines import LakeMachine
-from bench.harness.process import EngineProcess
+from bench.harness.process import EngineProcess, run_lake
+from bench.harness.s3_requests import Endpoint, Signer
 from engine.head.head_stamps import HeadStamps
 from engine.head.names_link import NamesLink, names_at
 from engine.host.clock import SystemClock
@@ -47,6 +51,8 @@ from lakefs.wire import messages as m
 HEADS: Final = 16
 CHANGES: Final = 300
 GETS: Final = 20_000
+S3_GETS: Final = 4000
+S3: Final = "--s3", "127.0.0.1:0"
 ROUNDS: Final = 5
 NAME: Final = ("bench", "known")
 
@@ -80,20 +86,48 @@ def gets(folder: Path) -> None:
     """Print the time of a get at a head of a second machine, and at one engine, interleaved."""
     hosts = [f"127.{os.getpid() >> 8 & 0xFF}.{os.getpid() & 0xFF}.{number}" for number in (21, 22)]
     with ExitStack() as stack:
-        first, second = (LakeMachine(folder / f"m{number}", host, 2) for number, host in enumerate(hosts))
+        first, second = (LakeMachine(folder / f"m{number}", host, 2, *S3) for number, host in enumerate(hosts))
         first.init("bench", "--protect", "1+1", "--accept-loss")
         stack.enter_context(first)
         second.join(first)
         stack.enter_context(second)
-        engine = stack.enter_context(EngineProcess(folder / "engine"))
+        engine = stack.enter_context(EngineProcess(folder / "engine", *S3))
         lakes = [stack.enter_context(lakefs.connect(each.address)) for each in (second, engine)]
         name, content = "/".join(NAME), os.urandom(4096)
         for lake in lakes:
             lake.create_bucket(NAME[0])
             lake.put(name, content)
         rounds = [[get_us(lake, name) for lake in lakes] for _ in range(ROUNDS)]
-    head, one = (statistics.median(each) for each in zip(*rounds, strict=True))
-    print(f"get 4 KiB by a known name: head {head:.2f} us, one engine {one:.2f} us: {head / one:.2f}x")
+        requests = [signed(each, name) for each in (second, engine)]
+        over_s3 = [[s3_us(*request) for request in requests] for _ in range(ROUNDS)]
+    for title, figures in (("get 4 KiB by a known name", rounds), ("S3 GET 4 KiB at the door", over_s3)):
+        head, one = (statistics.median(each) for each in zip(*figures, strict=True))
+        print(f"{title}: head {head:.2f} us, one engine {one:.2f} us: {head / one:.2f}x")
+
+
+def signed(engine: EngineProcess, name: str) -> tuple[Endpoint, bytes]:
+    """Return where an engine serves S3, and a signed GET of an object there."""
+    [url] = [line.split()[1] for line in engine.printed if line.startswith("s3 ")]
+    key = json.loads(run_lake("--server", engine.address, "key", "create", "--json"))
+    endpoint = Endpoint(int(url.rpartition(":")[2].rstrip("/")), key["access_key"], key["secret_key"])
+    return endpoint, Signer(endpoint).request("GET", f"/{name}").head
+
+
+def s3_us(endpoint: Endpoint, request: bytes) -> float:
+    """Return the median time of a GET over one connection, which sends the same request again and again."""
+    times: list[float] = []
+    with socket.create_connection(("127.0.0.1", endpoint.port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(S3_GETS):
+            began = time.perf_counter()
+            connection.sendall(request)
+            answer = b""
+            while (end := answer.find(b"\r\n\r\n")) < 0 or len(answer) < end + 4 + 4096:
+                answer += connection.recv(1 << 16)
+            times.append((time.perf_counter() - began) * 1e6)
+            if not answer.startswith(b"HTTP/1.1 200"):
+                raise RuntimeError(answer[:200].decode(errors="replace"))
+    return statistics.median(times)
 
 
 # --- changes -------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Final
 
 from bench.harness.machine import machine
 from bench.harness.process import ROOT
-from bench.simulate import balance, heads, keys, reads, rebuild
+from bench.simulate import balance, heads, keys, names, reads, rebuild
 from bench.simulate.hardware import SHAPES
 from bench.simulate.measured import Measured, measure
 
@@ -33,6 +33,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "tails": lambda: reads.tails(_WIDE[1:]),
     "heads": lambda: heads.report(_WIDE, _measured()),
     "hits": lambda: keys.hits(_WIDE),
+    "names": names.report,
     "matches": lambda: keys.matches(_WIDE, _measured().price),
 }
 
