@@ -114,13 +114,11 @@ def _is_sealed(data: bytes) -> bool:
 
 
 def read_superblock(data: bytes) -> None:
-    """Read a superblock; what is understood is written again as it was, but for what is reserved."""
+    """Read a superblock; what is understood is written again as it was."""
     page = bytearray(data[1:])
     if _is_sealed(data):
         _sealed_at(page, 0, SUPERBLOCK.size)
     superblock = parse_superblock(bytes(page))
-    reserved = SUPERBLOCK.offset_of("reserved")
-    page[reserved : reserved + 2] = bytes(2)
     used = SUPERBLOCK.offset_of("domains") + 16 * len(superblock.domains)
     page[used : SUPERBLOCK.offset_of("crc")] = bytes(SUPERBLOCK.offset_of("crc") - used)
     _sealed_at(page, 0, SUPERBLOCK.size)
