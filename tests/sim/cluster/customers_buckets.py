@@ -66,10 +66,9 @@ class ManyBuckets:
 
 
 def place_of(key: str) -> tuple[str, str]:
-    """Return bucket and name of a key of the promises: a key without the name of a bucket is in the usual one."""
-    bucket, slash, name = key.partition("/")
-    has_bucket = slash and bucket.removeprefix(BUCKET).isdigit() and bucket.startswith(BUCKET)
-    return (bucket, name) if has_bucket else (BUCKET, key)
+    """Return bucket and name of a key of the promises; those without a bucket, and folders, are in the usual one."""
+    bucket, slash, name = key.rpartition("/")
+    return (bucket, name) if slash and name else (BUCKET, key)
 
 
 def path_of(key: str) -> str:
