@@ -119,7 +119,6 @@ def test_a_shard_is_served_again_when_its_machine_is_lost_and_the_other_goes_on(
     eventually(lambda: is_whole(others[0]), "it does not follow again")
 
 
-@pytest.mark.thorough
 def test_a_shard_whose_leader_is_killed_is_served_again_when_that_starts(lake: Shards) -> None:
     there = next(bucket for bucket, shard in lake.buckets().items() if shard == SECOND)
     killed = lake.leader(SECOND)

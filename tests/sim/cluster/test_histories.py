@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 SEEDS = range(34)
 FIRST = 10
 """So many are run first; the others take as long again, and are run with what is thorough."""
-OVER_ETCD = range(16)
+OVER_ETCD = range(18)
 FIRST_OVER_ETCD = 3
 MUST_HAPPEN = {
     "crashes": 20,
