@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass
 
 import trio
@@ -15,6 +15,7 @@ from engine.format.layouts import StoreIdentity
 from engine.head.head import Head, open_head
 from engine.head.head_tier import HeadMemory
 from engine.head.names_link import ConnectNames, NamesConnection
+from engine.lake.embedded_names import embedded_names
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.members.ports import Members, Stripes
@@ -71,17 +72,9 @@ class Names:
         assert self._upkeep is not None, "these names have none"
         return self._upkeep
 
-    @asynccontextmanager
-    async def connect(self) -> AsyncIterator[NamesConnection]:
+    def connect(self) -> AbstractAsyncContextManager[NamesConnection]:
         """Connect a client of a head; see `ConnectNames`."""
-        client = EmbeddedEngine(self.service, descriptors=False)
-        try:
-            hello = (await client.call(m.Hello(1, "head"))).message
-            assert isinstance(hello, m.HelloReply)
-            yield NamesConnection(client, hello, self._lost.wait)
-        finally:
-            with trio.CancelScope(shield=True):
-                await client.aclose()
+        return embedded_names(self.service, self._lost.wait)()
 
     def lose(self) -> None:
         """End all connections; later ones are to the names that have started again."""

@@ -6,13 +6,14 @@ A head can be stopped, as by SIGSTOP: what it asked and what it was answered sta
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
 
 import trio
 
 from engine.head.head_stamps import HeadStamps
 from engine.head.names_link import NamesConnection, NamesLink
+from engine.lake.embedded_names import embedded_names
 from engine.metadata.group_log import ClosedGroup, PayloadBatch
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate
@@ -64,16 +65,8 @@ class Head:
         self.link.learn = self.stamps.learn
         self._kept: list[bytes] = []
 
-    @asynccontextmanager
-    async def connect(self) -> AsyncIterator[NamesConnection]:
-        client = EmbeddedEngine(self._service, descriptors=False)
-        try:
-            hello = (await client.call(m.Hello(1, "head"))).message
-            assert isinstance(hello, m.HelloReply)
-            yield NamesConnection(client, hello, self.lost.wait)
-        finally:
-            with trio.CancelScope(shield=True):
-                await client.aclose()
+    def connect(self) -> AbstractAsyncContextManager[NamesConnection]:
+        return embedded_names(self._service, self.lost.wait)()
 
     @asynccontextmanager
     async def own_connection(self) -> AsyncIterator[NamesConnection]:

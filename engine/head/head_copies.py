@@ -17,7 +17,7 @@ from typing import Final
 from engine.format.layouts import EtagKind, NodeKind
 from engine.head.head_binds import HeadBinds
 from engine.head.head_clients import HeadClient, HeadSession
-from engine.head.head_reads import end_leases
+from engine.head.names_link import end_leases
 from engine.namespace.keys import subject_of
 from engine.namespace.object_stat import derived_etag
 from engine.requests.handlers import handles
@@ -47,7 +47,7 @@ class HeadCopies:
             return Reply(await self._bind(client, request, stat))
         finally:
             if lease:
-                await end_leases(client, [lease])
+                await end_leases(client.names.call, [lease])
 
     async def _open(self, client: HeadClient, request: m.Copy) -> tuple[m.ObjectStat, int]:
         """Return the stat of the source, and its lease; 0 for a symlink, which has no content.

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
-import trio
 
 from engine.chunks.manifests import CachedManifests, checked_chunks
 from engine.head.head_chunks import KnownLengths
@@ -27,6 +26,7 @@ from engine.head.head_clients import HeadClient
 from engine.head.head_stamp_requests import may_ask_for_stamps
 from engine.head.head_stamps import HeadStamps
 from engine.head.head_tier import HeadTier
+from engine.head.names_link import end_leases
 from engine.members.ports import Got, Wanted
 from engine.requests.answer_memory import AnswerMemory
 from engine.requests.answers import failure_of
@@ -49,10 +49,8 @@ from lakefs.ids import ChunkId, ChunkKind, kind_of
 from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
+from lakefs.wire.given_leases import opened_leases
 from lakefs.wire.media import BY_REQUEST, MEDIUM_INLINE, MEDIUM_STREAMED
-
-_FAREWELL_S: Final = 1.0
-"""Longest time for which an opened lease is ended whose client has gone."""
 
 
 def streamed_grant(length: int) -> m.Grant:
@@ -83,16 +81,16 @@ class HeadOpens:
         stamps = request.stamps and await may_ask_for_stamps(self._stamps, client)
         asked = msgspec.structs.replace(request, media=0, stamps=stamps)
         answer = await client.names.ask(asked, m.OpenResults)
-        leases = {result.opened.lease for result in answer.results if result.opened is not None} - {0}
+        leases = set(opened_leases(answer.results))
         try:
             results = await self._with_layouts(answer.results, min(request.layout_max, LAYOUT_MAX))
             results = [_granted(result, request) for result in results]
             results, body = await self._with_payloads(client, results, min(request.inline_bytes, BODY_BYTES_MAX))
             self._grant_cells(client, request.media, results)
-            leases -= {result.opened.lease for result in results if result.opened is not None}
+            leases.difference_update(opened_leases(results))
         finally:
             if leases:
-                await end_leases(client, sorted(leases))  # the client never receives their ids
+                await end_leases(client.names.call, leases)  # the client never receives their ids
         return Reply(m.OpenResults(results), body)
 
     async def _with_layouts(self, results: Sequence[m.OpenResult], layout_max: int) -> list[m.OpenResult]:
@@ -295,12 +293,3 @@ def _opened(result: m.OpenResult, opened: m.OpenedObject) -> m.OpenResult:
 def _inline(got: Got, offset: int) -> m.Grant:
     crc = int.from_bytes(got.crcs[:4], "little")
     return m.Grant(MEDIUM_INLINE, 0, offset, len(got.payload), len(got.payload), 0, crc, 0)
-
-
-async def end_leases(client: HeadClient, leases: list[int]) -> None:
-    """End leases of the names; also when the request is cancelled, for a moment."""
-    with trio.CancelScope(shield=True), trio.move_on_after(_FAREWELL_S):
-        try:
-            await client.names.call(m.CloseLeases(leases))
-        except LakeError:
-            return  # they end with the connection

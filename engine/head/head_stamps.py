@@ -38,7 +38,7 @@ import trio
 
 from engine.format.group_parts import FIRST_SHARD
 from engine.head.names_link import ConnectNames, NamesConnection, NamesLink
-from engine.host.tasks import plain_errors
+from engine.host.tasks import cancel_after, plain_errors
 from engine.memory.sealed_memory import SealedMemory
 from lakefs.errors import EngineBusy, LakeError, SessionLost, UnsupportedVersion
 from lakefs.ids import NamesShard
@@ -125,7 +125,7 @@ class HeadStamps:
 
     async def _follow_connection(self, connection: NamesConnection, shard: NamesShard) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_after_end, connection, nursery.cancel_scope)
+            nursery.start_soon(cancel_after, connection.wait_ended, nursery.cancel_scope)
             try:
                 await self.follow(connection, shard)
             except LakeError as error:  # here, so that it leaves no nursery together with a cancellation
@@ -269,11 +269,6 @@ def _translated(message: m.NameResults | m.OpenResults, translate: Callable[[byt
             result = msgspec.structs.replace(result, stamps=translate(result.stamps), **folders)
         results.append(result)
     return m.NameResults(results)
-
-
-async def _cancel_after_end(connection: NamesConnection, scope: trio.CancelScope) -> None:
-    await connection.wait_ended()
-    scope.cancel()
 
 
 @contextmanager

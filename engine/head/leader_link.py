@@ -10,7 +10,7 @@ Rules kept here:
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Final
@@ -20,7 +20,7 @@ import trio
 from engine.coordinator.names_leader import Leader, NamesLeader
 from engine.coordinator.records import LeaderRecord
 from engine.head.names_link import ConnectNames, NamesConnection, names_at
-from engine.host.tasks import plain_errors
+from engine.host.tasks import cancel_after, plain_errors
 from lakefs.errors import EngineUnreachable
 from lakefs.limits import AWAY_PAUSE_S_MIN, NAMES_CONNECT_S, NAMES_SILENCE_S
 from lakefs.ports import Network
@@ -118,9 +118,4 @@ async def _wait_ended(leader: NamesLeader, found: Leader, connection: NamesConne
     """Wait until a connection is lost, or its replica does not lead any more."""
     async with trio.open_nursery() as nursery:
         for wait in (connection.wait_ended, partial(leader.wait_deposed, found)):
-            nursery.start_soon(_cancel_after, wait, nursery.cancel_scope)
-
-
-async def _cancel_after(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
-    await wait()
-    scope.cancel()
+            nursery.start_soon(cancel_after, wait, nursery.cancel_scope)

@@ -13,25 +13,22 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
-
-import trio
 
 from engine.coordinator.names_shards import NamesShards
 from engine.format.group_parts import FIRST_SHARD
 from engine.head import names_routes as routes
+from engine.head.names_link import end_leases
 from engine.host.tasks import run_all
 from lakefs.errors import BucketElsewhere, EngineBusy, LakeError
 from lakefs.ids import NamesShard
 from lakefs.names import shown
 from lakefs.wire import messages as m
+from lakefs.wire.given_leases import opened_leases
 
 ROUTES_MAX: Final = 6
 """Times that a bucket is looked for which moves between shards: each time it was removed and made anew."""
-_FAREWELL_S: Final = 1.0
-"""Longest time for which leases are ended that nobody receives; they end with the connection."""
 Parts = dict[NamesShard, list[int]]
 """Indexes of the items of a batch by the shard that is asked for them."""
 
@@ -162,10 +159,10 @@ class BatchOfShards:
     async def _end_leases(self) -> None:
         """End the leases of some parts when the client never receives them, as the request is cancelled."""
         answered = [outcome for outcome in self._outcomes.values() if not isinstance(outcome, LakeError)]
-        leases = {lease for results in (self._results, *answered) for lease in routes.leases_of(results)}
+        results = [result for some in (self._results, *answered) for result in some]
+        leases = set(opened_leases(result for result in results if isinstance(result, m.OpenResult)))
         if leases:
-            with trio.CancelScope(shield=True), trio.move_on_after(_FAREWELL_S), suppress(LakeError):
-                await self._names.call(m.CloseLeases(sorted(leases)))
+            await end_leases(self._names.call, leases)
 
     async def _has_read(self, bucket: str, indexes: Iterable[int]) -> bool:
         """Read the shard of a bucket; if the coordinator cannot be asked, that is the error of these items."""

@@ -15,14 +15,14 @@ Rules kept here:
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Final, NamedTuple, TypeVar
 
 import trio
 
 from engine.format.group_parts import FIRST_SHARD
-from engine.host.tasks import plain_errors
+from engine.host.tasks import cancel_after, plain_errors
 from lakefs.client.trio.engine import connect_engine
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.ids import NamesShard
@@ -32,6 +32,8 @@ from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
 
 M = TypeVar("M", bound=m.Message)
+_FAREWELL_S: Final = 1.0
+"""Longest time for which leases are ended whose client has gone."""
 
 
 class NamesConnection(NamedTuple):
@@ -155,7 +157,7 @@ class NamesLink:
             async with self._connect() as connection, trio.open_nursery() as nursery:
                 self._connection = connection
                 self._settled.set()
-                nursery.start_soon(_cancel_after, connection.wait_ended, nursery.cancel_scope)
+                nursery.start_soon(cancel_after, connection.wait_ended, nursery.cancel_scope)
                 await self._leaving.wait()
                 nursery.cancel_scope.cancel()
             self._lose(EngineUnreachable("the connection has ended"))
@@ -173,9 +175,10 @@ class NamesLink:
                 self._lost()
 
 
-async def _cancel_after(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
-    await wait()
-    scope.cancel()
+async def end_leases(call: Callable[[m.Request], Awaitable[m.Message]], leases: Iterable[int]) -> None:
+    """End leases that a client never receives; also when its request is cancelled, for a moment."""
+    with trio.CancelScope(shield=True), trio.move_on_after(_FAREWELL_S), suppress(LakeError):
+        await call(m.CloseLeases(sorted(leases)))  # else they end with the connection
 
 
 def _as_it_is(message: m.Message) -> m.Message:

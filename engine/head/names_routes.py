@@ -186,12 +186,6 @@ def highest(answers: Iterable[m.AnswersAccepted]) -> m.AnswersAccepted:
 # --- leases ------------------------------------------------------------------------------------------
 
 
-def leases_of(results: Iterable[Result | None]) -> list[int]:
-    """Return the leases of objects that were opened."""
-    opened = [result.opened for result in results if isinstance(result, m.OpenResult) and result.opened is not None]
-    return [each.lease for each in opened if each.lease]
-
-
 def leases_by_shard(leases: Iterable[int]) -> dict[NamesShard, list[int]]:
     """Return the numbers as their shards have given them."""
     found: dict[NamesShard, list[int]] = {}

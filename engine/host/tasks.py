@@ -65,3 +65,9 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(inner)
     else:
         yield error
+
+
+async def cancel_after(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
+    """Cancel a scope once `wait` has returned."""
+    await wait()
+    scope.cancel()

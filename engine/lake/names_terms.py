@@ -20,11 +20,10 @@ from typing import Any
 import trio
 
 from engine.coordinator.bucket_shards import BucketShards
-from engine.coordinator.coordinator import Coordinator, IsAbsent, Put
+from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.coordinator_requests import coordinator_group
-from engine.coordinator.names_coordinator import NamesCoordinator
 from engine.coordinator.reads_only_coordinator import ReadsOnlyCoordinator
-from engine.coordinator.records import CHARGE_KEY, Charge, ChargeRecord, checkpoints_key, encode
+from engine.coordinator.records import Charge, ChargeRecord, checkpoints_key
 from engine.coordinator.repeating import Repeating
 from engine.coordinator.shard_requests import shards_group
 from engine.coordinator.term_coordinator import TermCoordinator
@@ -36,7 +35,7 @@ from engine.lake.names_checkpoints import NamesCheckpoints
 from engine.lake.names_here import open_table
 from engine.lake.names_replica import Term
 from engine.lake.plan import LakePlan
-from engine.lake.shards_here import begin_numbers
+from engine.lake.shards_here import note, noted_in
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_gc.shard_links import ConnectShard
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
@@ -92,7 +91,7 @@ class NamesTerms:
         async def begin() -> None:
             await upkeep.begin()
             await in_lake.begin()
-            await buckets.begin(_buckets_of(store))
+            await buckets.begin(buckets_of(store))
 
         return Term(service, partial(keep_lake, upkeep, etcd.coordinator, store, in_lake.run), begin)
 
@@ -111,7 +110,7 @@ class NamesTerms:
             await begin_shard(shard, store, charge)
             await upkeep.begin()
             await in_lake.begin()
-            await buckets.begin(_buckets_of(store))
+            await buckets.begin(buckets_of(store))
 
         return Term(service, in_lake.run, begin)
 
@@ -136,14 +135,8 @@ async def begin_shard(shard: NamesShard, store: KeyedStore, charge: ChargeRecord
     `charge`: says in the names of which incarnation of the coordinator they are; it is written last, so a term that was
     cut off is gone on with.
     """
-    table = NamesCoordinator(store.metadata, store.clock)
-    try:
-        if (await table.get(CHARGE_KEY)).entry is not None:
-            return
-        await begin_numbers(store.metadata, shard)
-        await table.transact([IsAbsent(CHARGE_KEY)], [Put(CHARGE_KEY, encode(charge))])
-    finally:
-        table.close()
+    if await noted_in(store.metadata) is None:
+        await note(store.metadata, shard, charge)
 
 
 def lake_upkeep(
@@ -179,7 +172,8 @@ def lake_upkeep(
     )
 
 
-def _buckets_of(store: KeyedStore) -> list[str]:
+def buckets_of(store: KeyedStore) -> list[str]:
+    """Return the buckets that a shard has."""
     with store.metadata.view() as view:
         return [bucket.name for bucket in list_buckets(view)]
 

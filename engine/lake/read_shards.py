@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 
 from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.names_shards import open_names_shards, shards_of
 from engine.head.names_link import ConnectNames, NamesConnection
 from engine.lake.embedded_names import embedded_names
-from engine.lake.folders import holds_names
 from engine.lake.names_here import open_names
 from engine.lake.plan import LakePlan
 from engine.lake.reads_only import reading
 from engine.lake.shard_replicas import WayToNames
+from engine.lake.shards_here import other_shards, shards_with_names
 from engine.requests.bind import BindGate
 from engine.requests.table import NamesService
 from lakefs.errors import EngineUnreachable
@@ -33,16 +32,13 @@ async def way_to_read(
     if count == 1:
         return WayToNames(first)
     connects: dict[NamesShard, ConnectNames] = {}
-    for shard in map(NamesShard, range(1, count)):
-        if await offload.run(partial(_is_here, plan, shard)):
+    here = await offload.run(shards_with_names, plan)
+    for shard in other_shards(count):
+        if shard in here:
             names = await stack.enter_async_context(open_names(plan, reading, shard=shard, is_new=False))
             connects[shard] = embedded_names(NamesService(names.store, gate=BindGate()))
     shards = await stack.enter_async_context(open_names_shards(table))
     return WayToNames(first, shards, lambda shard: _connecting(shard, connects.get(shard)))
-
-
-def _is_here(plan: LakePlan, shard: NamesShard) -> bool:
-    return any(holds_names(folder, shard) for folder in plan.folders)
 
 
 def _connecting(shard: NamesShard, found: ConnectNames | None) -> ConnectNames:

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from engine.host.tasks import plain_errors
+from engine.host.tasks import cancel_after, plain_errors
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.ids import NamesShard
 from lakefs.wire import messages as m
@@ -77,16 +77,11 @@ async def linked(shard: NamesShard, connect: ConnectShard) -> AsyncIterator[Shar
             except LakeError as error:
                 raise _of(shard, error) from error
             nursery = await stack.enter_async_context(trio.open_nursery())
-            nursery.start_soon(_cancel_after, connection.wait_ended, scope)
+            nursery.start_soon(cancel_after, connection.wait_ended, scope)
             yield ShardLink(shard, connection.client)
             nursery.cancel_scope.cancel()
     if scope.cancelled_caught:
         raise _of(shard, EngineUnreachable("its leader was lost, or leads no more"))
-
-
-async def _cancel_after(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
-    await wait()
-    scope.cancel()
 
 
 def _of(shard: NamesShard, error: LakeError) -> LakeError:

@@ -27,18 +27,16 @@ from engine.etcd.etcd_coordinator import EtcdCoordinator
 from engine.format.group_parts import FIRST_SHARD
 from engine.head.names_link import ConnectNames
 from engine.lake.names_replica import NamesReplica, Term
-from engine.lake.names_terms import begin_shard, keep_lake
+from engine.lake.names_terms import begin_shard, buckets_of, keep_lake
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.lake_upkeep.other_shards import shards_by_requests
 from engine.lake_upkeep.shard_upkeep import ShardUpkeep
 from engine.members.member_links import MemberLinks, open_member_links
-from engine.namespace.buckets import list_buckets
 from engine.process.mirrored_names import LocalNames
 from engine.requests.bind import BindGate
 from engine.requests.dispatch import Group
 from engine.requests.table import NamesService
-from engine.store.keyed_store import KeyedStore
 from engine.stripes.stripes import LakeStripes
 from lakefs.ids import NamesShard
 from tests.sim.cluster.far_etcd import far_etcd
@@ -155,7 +153,7 @@ class LakeReplica(ReplicaPlace):
 
         async def begin() -> None:
             await upkeep.begin()
-            await buckets.begin(_buckets_of(store))
+            await buckets.begin(buckets_of(store))
 
         async def keep_whole() -> None:
             self.upkeep, self.led_since, self.is_served = upkeep, trio.current_time(), True
@@ -178,7 +176,7 @@ class LakeReplica(ReplicaPlace):
             charge = ChargeRecord(LAKE, Charge.LEFT, 0, self.world.incarnation)
             await begin_shard(shard, store, charge)
             await upkeep.begin()
-            await buckets.begin(_buckets_of(store))
+            await buckets.begin(buckets_of(store))
 
         async def be_served() -> None:
             self.led_since, self.is_served = trio.current_time(), True
@@ -188,11 +186,6 @@ class LakeReplica(ReplicaPlace):
                 self.is_served = False
 
         return Term(service, be_served, begin)
-
-
-def _buckets_of(store: KeyedStore) -> list[str]:
-    with store.metadata.view() as view:
-        return [bucket.name for bucket in list_buckets(view)]
 
 
 def _etcd_state() -> dict[str, Any]:

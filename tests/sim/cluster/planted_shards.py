@@ -15,7 +15,7 @@ from engine.head import names_routes
 from engine.head.client_names import ClientNames
 from engine.head.head_clients import HeadClient, HeadSession
 from engine.head.head_copies import HeadCopies, copied_attributes
-from engine.head.head_reads import end_leases
+from engine.head.names_link import end_leases
 from engine.lake_gc.lake_gc import LakeGc
 from engine.lake_gc.names_by_requests import NamesByRequests
 from engine.lake_gc.names_port import ShardNames
@@ -175,7 +175,7 @@ def _sources_of_copies_are_not_leased() -> AbstractContextManager[Any]:
 
     async def opened(self: HeadCopies, client: HeadClient, request: m.Copy) -> tuple[m.ObjectStat, int]:
         stat, lease = await original(self, client, request)
-        await end_leases(client, [lease])
+        await end_leases(client.names.call, [lease])
         return stat, 0
 
     return instead(HeadCopies, "_open", opened)

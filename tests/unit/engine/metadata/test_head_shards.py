@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import trio
 
 from engine.head.head_stamps import HeadStamps
 from engine.head.names_link import NamesConnection, NamesLink
+from engine.lake.embedded_names import embedded_names
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate
 from engine.requests.table import NamesService
@@ -38,16 +39,8 @@ class Shard:
         self.answered: dict[str, int] = {}
         """The node of each key by the last change that was answered; later ones are higher."""
 
-    @asynccontextmanager
-    async def connect(self) -> AsyncIterator[NamesConnection]:
-        client = EmbeddedEngine(self.service, descriptors=False)
-        try:
-            hello = (await client.call(m.Hello(1, "head"))).message
-            assert isinstance(hello, m.HelloReply)
-            yield NamesConnection(client, hello, self.lost.wait)
-        finally:
-            with trio.CancelScope(shield=True):
-                await client.aclose()
+    def connect(self) -> AbstractAsyncContextManager[NamesConnection]:
+        return embedded_names(self.service, self.lost.wait)()
 
     def lose(self) -> None:
         self.lost.set()
