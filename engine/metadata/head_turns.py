@@ -73,8 +73,8 @@ class FollowingHead:
         """A bit for each slot whose present stamp it was sent."""
         self.right_until = -math.inf
         self.has_left = False
-        self.news = trio.Event()
-        """Set when there are turns to send."""
+        self.asking = trio.lowlevel.ParkingLot()
+        """Its request, while that waits for turns."""
         self._memory = memory
         self._queued: dict[int, None] = {}
         self._queued_first = self._queued_last = 0
@@ -89,7 +89,7 @@ class FollowingHead:
         self._queued.update(dict.fromkeys(slots))
         self._queued_first = self._queued_first or number
         self._queued_last = number
-        self.news.set()
+        self.asking.unpark_all()
 
     def take(self) -> bytes:
         """Return the next turns to be sent, as a set with today's values."""
@@ -100,7 +100,6 @@ class FollowingHead:
             self._sent_first = self._sent_first or self._queued_first
             self._sent_last = self._queued_last
             self._queued_first = self._queued_last = 0
-            self.news = trio.Event()
         return self._memory.pack(slots, self.base)
 
     @property
@@ -120,10 +119,14 @@ class FollowingHead:
         if number == self._sent_last:
             self._sent_first = 0
 
+    @property
+    def owed(self) -> int:
+        """The number of the first turn that the head has not said; 0: it has said all."""
+        return self._sent_first or self._queued_first
+
     def owes(self, number: int, now: float) -> bool:
         """Return True while the head may use a stamp that turned with this number, or before."""
-        first = self._sent_first or self._queued_first
-        return 0 < first <= number and now < self.right_until
+        return 0 < self.owed <= number and now < self.right_until
 
 
 class HeadTurns:
@@ -141,7 +144,7 @@ class HeadTurns:
         self.last = 0
         """The number of the last turn that a head was sent, or is to be."""
         self._all_turned = 0
-        self._over = trio.Event()
+        self._is_over = False
 
     # --- heads -------------------------------------------------------------------------------------
 
@@ -167,22 +170,26 @@ class HeadTurns:
 
     async def follow(self, head: FollowingHead, said: int, wait_s: float) -> Followed:
         """Note what a head has made, wait for turns, and return them with a right.  InvalidArgument."""
+        owed = head.owed
         head.say(said)
-        self._settling.unpark_all()
-        if not head.news.is_set() and not self._over.is_set():
+        if owed != head.owed and not self._owing(owed):
+            self._settling.unpark_all()
+        if not head.has_more and not self._is_over:
             with trio.move_on_after(wait_s):
-                await self._wait_news(head)
+                await head.asking.park()
         stamps = head.take()
         return Followed(head.sent, stamps, self._right_s(head))
 
     @property
     def is_over(self) -> bool:
         """True once no rights are given any more."""
-        return self._over.is_set()
+        return self._is_over
 
     async def end(self) -> None:
         """Give no rights from now on, and return when none is left."""
-        self._over.set()
+        self._is_over = True
+        for head in self._heads:
+            head.asking.unpark_all()
         while (left_s := max((head.right_until for head in self._heads), default=-math.inf) - self._now()) > 0:
             with trio.move_on_after(max(left_s, _WAIT_S_MIN)):
                 await self._settling.park()
@@ -215,10 +222,15 @@ class HeadTurns:
 
         Without a checkpoint when none may.
         """
-        while owing := [head for head in self._heads if head.owes(number, self._now())]:
+        while owing := self._owing(number):
             left_s = max(head.right_until for head in owing) - self._now()
             with trio.move_on_after(max(left_s, _WAIT_S_MIN)):
                 await self._settling.park()
+
+    def _owing(self, number: int) -> list[FollowingHead]:
+        """Return the heads that may use a stamp that turned with this number, or before."""
+        now = self._now()
+        return [head for head in self._heads if head.owes(number, now)]
 
     def _queue(self, found: dict[int, list[int]]) -> None:
         if found:
@@ -228,16 +240,11 @@ class HeadTurns:
 
     def _right_s(self, head: FollowingHead) -> float:
         """Give a head a right, behind all that was taken for it; returns its length, 0 for none."""
-        right_s = 0.0 if self._over.is_set() or head.has_more or head.has_left else min(RIGHT_S, self.left_s())
+        right_s = 0.0 if self._is_over or head.has_more or head.has_left else min(RIGHT_S, self.left_s())
         if right_s <= 0:
             return 0.0
         head.right_until = max(head.right_until, self._now() + right_s * _LONGER)
         return right_s
-
-    async def _wait_news(self, head: FollowingHead) -> None:
-        async with trio.open_nursery() as nursery:
-            for event in (head.news, self._over):
-                nursery.start_soon(_cancel_when, event, nursery.cancel_scope)
 
     def _forget_gone(self) -> None:
         now = self._now()
@@ -246,11 +253,6 @@ class HeadTurns:
 
     def _now(self) -> float:
         return self._clock.monotonic()
-
-
-async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
-    await event.wait()
-    scope.cancel()
 
 
 def open_turns(clock: Clock) -> HeadTurns | None:
