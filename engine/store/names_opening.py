@@ -100,6 +100,8 @@ async def open_names_store(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_upkeep(store, sizes).run)
                 nursery.start_soon(_keep_reserve, life)
+                if metadata.turns is not None:
+                    nursery.start_soon(metadata.turns.run)
                 if verify_index:
                     nursery.start_soon(keep_index_whole, store)
                 else:
