@@ -48,7 +48,7 @@ from lakefs.limits import AWAY_PAUSE_S_MIN, STAMP_COUNT
 from lakefs.stamps import stamps as shared_stamps
 from lakefs.stamps.stamps import StampMemory, memory_bytes
 from lakefs.wire import messages as m
-from lakefs.wire.engine_port import EngineClient, Reply
+from lakefs.wire.engine_port import EngineClient, Reply, nothing
 
 _BASE_BITS: Final = 40
 """Turns of one record before a base would be reached: a trillion."""
@@ -249,7 +249,7 @@ class _Asking:
         self._client = client
         self._now_ns = now_ns
         self._make = make
-        self._give_up = lambda: None
+        self._give_up: Callable[[], None] = nothing
         self._ended = trio.Event()
         self._error: LakeError | None = None
 
@@ -275,7 +275,7 @@ class _Asking:
             self._give_up = give_up
 
     def _answered(self, client: BeginningClient, sent_ns: int, result: outcome.Outcome[Reply]) -> None:
-        self._give_up = lambda: None
+        self._give_up = nothing
         if isinstance(result, outcome.Error):
             assert isinstance(result.error, LakeError), "connections answer with replies or LakeErrors"
             self._error = result.error

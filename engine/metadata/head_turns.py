@@ -81,7 +81,7 @@ class FollowingHead:
         self.right_until = -math.inf
         self.has_left = False
         self.answer: Answer | None = None
-        """What takes the answer to its request, while that waits."""
+        """Takes the answer to its request, while that waits."""
         self.ask_until = math.inf
         """When it is answered at the latest, on trio's clock."""
         self._memory = memory
@@ -187,7 +187,7 @@ class HeadTurns:
         """Note the turns that a head has made.  InvalidArgument."""
         owed = head.owed
         head.say(said)
-        if owed != head.owed and not self._owing(owed):
+        if owed != head.owed and not self._is_owed(owed):
             self._settling.unpark_all()
 
     def follow(self, head: FollowingHead, wait_s: float, answer: Answer) -> Callable[[], None]:
@@ -261,15 +261,16 @@ class HeadTurns:
 
         Without a checkpoint when none may.
         """
-        while owing := self._owing(number):
-            left_s = max(head.right_until for head in owing) - self._now()
+        while self._is_owed(number):
+            now = self._now()
+            left_s = max(head.right_until for head in self._heads if head.owes(number, now)) - now
             with trio.move_on_after(max(left_s, _WAIT_S_MIN)):
                 await self._settling.park()
 
-    def _owing(self, number: int) -> list[FollowingHead]:
-        """Return the heads that may use a stamp that turned with this number, or before."""
+    def _is_owed(self, number: int) -> bool:
+        """Return True while any head may use a stamp that turned with this number, or before."""
         now = self._now()
-        return [head for head in self._heads if head.owes(number, now)]
+        return any(head.owes(number, now) for head in self._heads)
 
     def _queue(self, found: dict[int, list[int]]) -> None:
         if found:

@@ -111,7 +111,7 @@ class ServedConnection:
         self._nursery: trio.Nursery | None = None
         self._team: Team[_Job] | None = None
         self._serving: dict[int, Worker] = {}
-        self._later = LaterReplies(self._answer_now, self._later_ended)
+        self._later = LaterReplies(self._answer, self._later_ended)
         self._watches = ServedWatches(service, self._wire, self._sender, notice=self._notice, bug=self._unexpected)
         self._inflight = 0
         self._events = 0
@@ -395,11 +395,8 @@ class ServedConnection:
             if body is not NO_BODY:
                 body.release()
 
-    def _answer_now(self, stream_id: int, reply: Reply) -> None:
-        self._answer(stream_id, reply)
-        self._sender.flush()
-
     def _later_ended(self) -> None:
+        self._sender.flush()
         self._inflight -= 1
         self._notice()
 

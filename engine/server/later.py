@@ -12,11 +12,14 @@ from functools import partial
 
 import trio
 
-from lakefs.wire.engine_port import Later, Reply
+from lakefs.wire.engine_port import Later, Reply, nothing
 
 
 class LaterReplies:
-    """Those of one connection.  `send` sends a reply on its stream, `ended` is called when one counts no more."""
+    """The expected replies of one connection.
+
+    `send` takes a reply for its stream; `ended` is called when a request counts no more.
+    """
 
     def __init__(self, send: Callable[[int, Reply], None], ended: Callable[[], None]) -> None:
         self._send = send
@@ -25,7 +28,7 @@ class LaterReplies:
 
     def expect(self, stream_id: int, later: Later) -> None:
         """Send the reply on this stream when it is given, which may be in this step."""
-        self._awaited[stream_id] = lambda: None
+        self._awaited[stream_id] = nothing
         give_up = later(partial(self._given, stream_id))
         if stream_id in self._awaited:
             self._awaited[stream_id] = give_up
