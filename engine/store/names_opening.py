@@ -98,8 +98,7 @@ async def open_names_store(
             if store.features.has(ReadOnlyFeature.KEYED):
                 store.keyed.used.set()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_upkeep(store, sizes).run)
-                nursery.start_soon(_keep_reserve, life)
+                nursery.start_soon(_run_beside, store, life, sizes)
                 if verify_index:
                     nursery.start_soon(keep_index_whole, store)
                 else:
@@ -125,9 +124,15 @@ def _store(life: MetadataLife, metadata: Metadata) -> KeyedStore:
     )
 
 
-def _upkeep(store: KeyedStore, sizes: StoreSizes) -> KeyedUpkeep:
-    without_spaces = store.features.end_unused_spaces
-    return KeyedUpkeep(store.metadata, store.keyed, store.clock, batch=sizes.gc_batch, without_spaces=without_spaces)
+async def _run_beside(store: KeyedStore, life: MetadataLife, sizes: StoreSizes) -> None:
+    """Run what names need beside their requests, until cancelled."""
+    ended = store.features.end_unused_spaces
+    upkeep = KeyedUpkeep(store.metadata, store.keyed, store.clock, batch=sizes.gc_batch, without_spaces=ended)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(upkeep.run)
+        nursery.start_soon(_keep_reserve, life)
+        if store.metadata.turns is not None:
+            nursery.start_soon(store.metadata.turns.run)
 
 
 async def _keep_reserve(life: MetadataLife) -> None:
