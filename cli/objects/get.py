@@ -34,21 +34,32 @@ ALL = 1 << 62
 @click.option("-r", "--recursive", is_flag=True, help="A folder: what is under KEY/ lands in the folder DST.")
 @click.option("--follow", is_flag=True, help="Write through symbolic links to folders inside DST.")
 @click.option("-n", "--no-clobber", is_flag=True, help="Leave files that exist; without -r fail.")
+@click.option("-f", "--force", is_flag=True, help="With -r: replace also files that were changed after the object.")
 @click.option("-q", "--quiet", is_flag=True, help="No bar, no summary.")
 @json_option
 @engine_options
 @pass_target
 def get(
-    where: Target, name: str, target: str, recursive: bool, follow: bool, no_clobber: bool, quiet: bool, as_json: bool
+    where: Target,
+    name: str,
+    target: str,
+    recursive: bool,
+    follow: bool,
+    no_clobber: bool,
+    force: bool,
+    quiet: bool,
+    as_json: bool,
 ) -> int:
     """Fetch an object into a file, checked.  A DST of - is stdout; in an existing folder it keeps its name.
 
     A DST that is a named pipe, a device or a descriptor (/dev/stdout, /dev/fd/N) gets the content and nothing else.
 
     A file is replaced when it is complete; mode and modification time are those that were stored.  A get that was
-    killed continues where it stopped, from a hidden file that it left beside the target.  With -r, files that have
-    the right content already are left alone; what is not fetched is reported, and fails the command.  A name that no
-    path can say (S3 clients may make a//b or a/../b) is skipped and reported; the exit code is then 1.
+    killed continues where it stopped, from a hidden file that it left beside the target.
+
+    With -r, files that have the right content already are left alone, and folders get their modes too.  A file here
+    that was changed after the object, and differs, is not replaced, unless --force is given; nor can a name be fetched
+    that no path can say (S3 clients may make a//b or a/../b).  Both are reported; the exit code is then 1.
 
     A DST that is a symbolic link is followed.  Inside DST none is: a file takes the place of a link of its name, and
     what belongs below a link to a folder is not fetched, unless --follow is given.
@@ -68,7 +79,7 @@ def get(
         total_bytes = _total_bytes(lake, source, recursive) if sys.stderr.isatty() else None
         with Account("get", total_bytes, as_json=as_json, quiet=quiet) as account:
             if recursive:
-                options = GetOptions(replace=not no_clobber, follow=follow)
+                options = GetOptions(replace=not no_clobber, follow=follow, keep_newer=not force)
                 _get_folder(lake, where, source, target, options, account)
             else:
                 _get_file(lake, name, target, not no_clobber, account)
@@ -87,6 +98,21 @@ def cat(where: Target, names: tuple[str, ...], offset: int, length: int) -> None
     with where.open() as lake:
         for name in names:
             _print(lake, name, offset, length, write)
+
+
+def get_version(lake: Lake, text: str, target: str, version: str) -> None:
+    """Write a version of an object to the file `target`, or to stdout, checked."""
+    from lakefs.trees.get_file import GetOptions, get_to_file
+    from lakefs.trees.walk import Observer
+
+    source, driver = _object_name(lake, text), driver_of(lake)
+    if target == "-" or is_stdout(target):
+        driver.run(_stream(lake, source, 0, ALL, _writer(stdout_descriptor(), "stdout"), version))
+        return
+    if os.path.isdir(target):
+        target = os.path.join(target, source.key.rpartition("/")[2])
+    path = os.path.realpath(target)
+    driver.run(get_to_file(driver.steps, source, path, GetOptions(compare=False), Observer(), version))
 
 
 def _total_bytes(lake: Lake, source: Name, recursive: bool) -> int | None:
@@ -204,12 +230,14 @@ def _print(lake: Lake, text: str, offset: int, length: int, write: Callable[[byt
         driver_of(lake).run(_stream(lake, name, offset, length, write))
 
 
-def _stream(lake: Lake, source: Name, offset: int, length: int, write: Callable[[bytes], None]) -> Steps[int]:
+def _stream(
+    lake: Lake, source: Name, offset: int, length: int, write: Callable[[bytes], None], version: str = ""
+) -> Steps[int]:
     from lakefs.get.objects import close_object, open_object
     from lakefs.trees.get_file import stream_range
 
     access = driver_of(lake).steps.access(None)
-    opened = yield from open_object(access, source)
+    opened = yield from open_object(access, source, version=version)
     try:
         return (yield from stream_range(access, opened, offset, length, write))
     finally:

@@ -1,4 +1,4 @@
-"""`lake rm`, `lake mv`, `lake cp`: change names; no content moves."""
+"""`lake mv` and `lake cp`: other names for content that stays where it is."""
 
 from __future__ import annotations
 
@@ -6,54 +6,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.terminal.output import escaped, json_option, notice, write_json
+from cli.terminal.output import json_option, write_json
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
-from lakefs.errors import AlreadyExists, FolderNotEmpty, InvalidArgument, IsAFolder, KeyNotFound, LakeError
+from lakefs.errors import AlreadyExists, InvalidArgument, KeyNotFound, LakeError
 from lakefs.limits import COPY_WINDOW
 
 if TYPE_CHECKING:
     from lakefs.client.blocking.lake import Lake
-    from lakefs.lake.lake_steps import LakeSteps
     from lakefs.names import Name
     from lakefs.steps.steps import Steps
     from lakefs.wire.messages import ObjectStat
 
 PAGE = 1000
-
-
-@click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("-r", "--recursive", is_flag=True, help="Folders too, with all that is in them.")
-@click.option("-f", "--force", is_flag=True, help="A name that is not there is no error.")
-@json_option
-@engine_options
-@pass_target
-def rm(where: Target, names: tuple[str, ...], recursive: bool, force: bool, as_json: bool) -> None:
-    """Remove objects.
-
-    With -r also folders; -r BUCKET empties a bucket, and lake bucket rm removes it.  Each name is removed
-    atomically; an interrupted -r leaves the rest.
-    """
-    removed = 0
-    failure: LakeError | None = None
-    with where.open() as lake:
-        for name in names:
-            try:
-                count = _remove(lake, name, recursive)
-                if not count and not force and not _is_bucket(name):
-                    raise _missing(lake, name)
-                removed += count
-            except LakeError as error:
-                if force and isinstance(error, KeyNotFound):
-                    continue
-                if failure is not None:
-                    notice(f"lake: {escaped(failure.message)}")
-                failure = error
-    if as_json:
-        write_json({"removed": removed})
-    if failure is not None:
-        raise failure
 
 
 @click.command()
@@ -192,76 +157,3 @@ def _copy_batch(pairs: list[tuple[Name, Name]], no_clobber: bool) -> Steps[list[
         yield from pipeline.submit(Send(request), done, failed)
     yield from pipeline.drain()
     return found
-
-
-def _missing(lake: Lake, text: str) -> LakeError:
-    """Return the error for a removal of nothing: the name does not exist, or only a folder of that name does."""
-    folder = text.rstrip("/") + "/"
-    if lake.exists(folder):
-        return IsAFolder(f"{text} is a folder; remove it with: lake rm -r", subject=text)
-    return KeyNotFound(f"{text} does not exist", subject=text)
-
-
-def _is_bucket(text: str) -> bool:
-    from lakefs.names import parse_name
-
-    return not parse_name(text).key
-
-
-def _remove(lake: Lake, text: str, recursive: bool) -> int:
-    """Remove a name, with `recursive` all below it too; returns how many names were removed."""
-    from lakefs.names import Name, parse_name, parse_object_name
-
-    driver = driver_of(lake)
-    if not recursive:
-        name = parse_object_name(text)
-        try:
-            return driver.run(driver.steps.remove_many([name]))
-        except FolderNotEmpty as error:
-            raise FolderNotEmpty(
-                f"{text} is a folder that is not empty; remove it with: lake rm -r", subject=text
-            ) from error
-    name = parse_name(text)
-    removed = 0 if name.is_folder else driver.run(driver.steps.remove_many([name]))
-    folder = name if name.is_folder else Name(name.bucket, name.key + "/")
-    return removed + driver.run(_remove_tree(driver.steps, folder))
-
-
-def _remove_tree(steps: LakeSteps, folder: Name) -> Steps[int]:
-    """Remove all below a folder, and the folder: first the objects, then folders that stay when empty."""
-    from lakefs.names import Name
-
-    removed = yield from _remove_objects(steps, folder)
-    # A listing has parents before their children: those that are not empty yet wait, innermost last.
-    waiting: list[Name] = []
-    after = ""
-    while True:
-        page = yield from steps.list_page(str(folder), after=after, folders=True)
-        names = [Name(folder.bucket, entry.key) for entry in page.entries]
-        for name in reversed(names):
-            try:
-                removed += yield from steps.remove_many([name])
-            except FolderNotEmpty:
-                waiting.append(name)
-        after = page.next_after
-        if not after:
-            break
-    for name in sorted(waiting, key=lambda name: name.key, reverse=True):
-        removed += yield from steps.remove_many([name])
-    return removed
-
-
-def _remove_objects(steps: LakeSteps, folder: Name) -> Steps[int]:
-    """Remove the objects below a folder, a page at a time."""
-    from lakefs.names import Name
-
-    removed = 0
-    after = ""
-    while True:
-        page = yield from steps.list_page(str(folder), after=after)
-        names = [Name(folder.bucket, entry.key) for entry in page.entries if not entry.key.endswith("/")]
-        if names:
-            removed += yield from steps.remove_many(names)
-        after = page.next_after
-        if not after:
-            return removed
