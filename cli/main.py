@@ -43,6 +43,8 @@ COMMANDS: Final = {
     "mv": "cli.objects.rename_and_copy:mv",
     "cp": "cli.objects.rename_and_copy:cp",
     "du": "cli.objects.ls:du",
+    "find": "cli.objects.find:find",
+    "tree": "cli.objects.tree:tree",
     "versions": "cli.objects.versions:versions",
     "bucket": "cli.objects.buckets:bucket",
     "key": "cli.objects.keys:key",

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from cli.objects.patterns import expand
 from cli.terminal.output import escaped, human_bytes, json_option, notice, write_json
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
@@ -66,11 +68,14 @@ def rm(where: Target, names: tuple[str, ...], recursive: bool, force: bool, yes:
     With -r also folders; -r BUCKET empties a bucket, and lake bucket rm removes it.  Each name is removed
     atomically; an interrupted -r leaves the rest.  On a terminal, -r asks before it empties a bucket, or removes a
     folder with more than a hundred objects.
+
+    A NAME may be a pattern, in quotes: *, ?, [a-z], and ** for any folders.  A name that exists as written wins.
     """
     removed = _Removed()
     failure: LakeError | None = None
     with where.open() as lake:
-        if recursive and not (force or yes or as_json) and not all(_is_agreed(lake, name) for name in names):
+        names = tuple(expand(lake, names))
+        if not (force or yes or as_json) and not _are_agreed(lake, names, recursive):
             notice("lake: nothing was removed")
             return EXIT_DECLINED
         for name in names:
@@ -99,10 +104,16 @@ def rm(where: Target, names: tuple[str, ...], recursive: bool, force: bool, yes:
     return 0
 
 
-def _is_agreed(lake: Lake, text: str) -> bool:
-    """Ask on a terminal about a whole bucket, or a folder with many objects; return the answer."""
+def _are_agreed(lake: Lake, names: Sequence[str], recursive: bool) -> bool:
+    """Ask on a terminal about whole buckets, folders with many objects, or many names; return the answer."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
+    if len(names) > MANY:
+        return click.confirm(f"Remove {len(names)} names?", err=True)
+    return not recursive or all(_is_agreed(lake, name) for name in names)
+
+
+def _is_agreed(lake: Lake, text: str) -> bool:
     name = parse_name(text)
     folder = name if name.is_folder else Name(name.bucket, name.key + "/")
     driver = driver_of(lake)

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.objects.patterns import is_meant, matches
 from cli.terminal.output import json_option, write_json
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
 from lakefs.errors import AlreadyExists, InvalidArgument, KeyNotFound, LakeError
 from lakefs.limits import COPY_WINDOW
+from lakefs.names import Name, check_path, parse_name, parse_object_name
 
 if TYPE_CHECKING:
     from lakefs.client.blocking.lake import Lake
-    from lakefs.names import Name
     from lakefs.steps.steps import Steps
     from lakefs.wire.messages import ObjectStat
 
@@ -33,11 +34,15 @@ def mv(where: Target, source: str, target: str, no_clobber: bool, as_json: bool)
 
     An object whose TARGET ends in / keeps its last name there.  A folder's TARGET is its new name, which
     must be free or an empty folder.
+
+    SOURCE may be a pattern, in quotes: *, ?, [a-z], and ** for any folders; a name that exists as written wins.
+    What it matches goes into the folder TARGET.
     """
     with where.open() as lake:
-        old, new = _ends(lake, source, target)
-        found = lake.move(str(old), str(new), replace=not no_clobber)
-    _tell_new_name(found, as_json)
+        pairs = _pairs(lake, source, target)
+        for old, new in pairs:
+            found = lake.move(str(old), str(new), replace=not no_clobber)
+    _tell_result("moved", len(pairs), found, as_json)
 
 
 @click.command()
@@ -52,26 +57,52 @@ def cp(where: Target, source: str, target: str, recursive: bool, no_clobber: boo
     """Give an object's content a second name, or all of a folder's with -r.
 
     SOURCE and TARGET are names in the lake.  No byte moves: content is stored once, whatever its names.
+
+    SOURCE may be a pattern, in quotes: *, ?, [a-z], and ** for any folders; a name that exists as written wins.
+    What it matches goes into the folder TARGET.
     """
     with where.open() as lake:
-        old, new = _ends(lake, source, target)
-        if old.is_folder and not recursive:
-            raise InvalidArgument(f"{source} is a folder; copy it with: lake cp -r", subject=source)
+        pairs = _pairs(lake, source, target)
+        folders = [pair for pair in pairs if pair[0].is_folder]
+        if folders and not recursive:
+            text = str(folders[0][0]).rstrip("/")
+            raise InvalidArgument(f"{text} is a folder; copy it with: lake cp -r", subject=text)
         driver = driver_of(lake)
-        if old.is_folder:
-            copied = driver.run(_copy_tree(old, new, no_clobber))
-            if as_json:
-                write_json({"copied": copied})
-            return
-        (found,) = driver.run(_copy_batch([(old, new)], no_clobber))
-    if isinstance(found, LakeError):
-        raise found
-    _tell_new_name(found, as_json)
+        copied = sum(driver.run(_copy_tree(old, new, no_clobber)) for old, new in folders)
+        results = driver.run(_copy_batch([pair for pair in pairs if not pair[0].is_folder], no_clobber))
+    for found in results:
+        if isinstance(found, LakeError):
+            raise found
+    one = results[0] if results and not isinstance(results[0], LakeError) and not folders else None
+    _tell_result("copied", copied + len(results), one, as_json)
 
 
-def _tell_new_name(found: ObjectStat, as_json: bool) -> None:
-    if as_json:
+def _tell_result(done: str, count: int, found: ObjectStat | None, as_json: bool) -> None:
+    """Write the new name of a single object, else how many there are."""
+    if as_json and found is not None and count == 1:
         write_json({"name": f"{found.bucket}/{found.key}", "size_bytes": found.size_bytes, "etag": found.etag})
+    elif as_json:
+        write_json({done: count})
+
+
+def _pairs(lake: Lake, source: str, target: str) -> list[tuple[Name, Name]]:
+    """Return old and new names: what a pattern matches goes into the target, which must be a folder.
+
+    InvalidArgument if two would get one name.
+    """
+    if not is_meant(lake, source):
+        return [_ends(lake, source, target)]
+    into = parse_name(target)
+    if not into.is_folder:
+        raise InvalidArgument(f"a pattern needs a folder to go to; end it with a slash: {target}/", subject=target)
+    pairs: dict[Name, Name] = {}
+    for old in matches(lake, source):
+        base = old.key.rstrip("/").rpartition("/")[2] or old.bucket
+        new = check_path(Name(into.bucket, into.key + base + ("/" if old.is_folder else "")))
+        if new in pairs:
+            raise InvalidArgument(f"{pairs[new]} and {old} would both become {new}", subject=source)
+        pairs[new] = old
+    return [(old, new) for new, old in pairs.items()]
 
 
 def _ends(lake: Lake, source: str, target: str) -> tuple[Name, Name]:
@@ -79,8 +110,6 @@ def _ends(lake: Lake, source: str, target: str) -> tuple[Name, Name]:
 
     InvalidName if no path can say the target.
     """
-    from lakefs.names import Name, check_path, parse_name, parse_object_name
-
     old, new = parse_object_name(source), check_path(parse_name(target))
     if not old.is_folder:
         driver = driver_of(lake)
@@ -98,7 +127,6 @@ def _ends(lake: Lake, source: str, target: str) -> tuple[Name, Name]:
 
 def _copy_tree(old: Name, new: Name, no_clobber: bool) -> Steps[int]:
     """Copy every object below a folder; returns how many.  The first failure is raised after its page."""
-    from lakefs.names import Name
     from lakefs.steps.steps import send
     from lakefs.wire.messages import Listed, ListNames
 

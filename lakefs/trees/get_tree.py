@@ -117,7 +117,7 @@ class _TreeGet:
     def make_root(self, root: ObjectStat | None) -> None:
         """Create the local folder, with the mode of the lake's, unless it exists.  Blocks.  LocalFileError."""
         is_new = not os.path.isdir(self._folder)
-        _make_root(self._folder)
+        make_local_folder(self._folder)
         if is_new and root is not None:
             target = LocalTarget(self._folder, (), "")
             with target.folder() as descriptor:
@@ -414,7 +414,8 @@ def _write_batch(batch: Sequence[tuple[_Wanted, Opened]], replace: bool) -> list
     return failures
 
 
-def _make_root(path: str) -> None:
+def make_local_folder(path: str) -> None:
+    """Make a folder and those above it, unless they exist.  Blocks.  LocalFileError."""
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
