@@ -1,1 +1,1 @@
-"""Sync and diff: two sides (a folder, a bucket or a prefix of it) compared name by name, and one made like the other."""
+"""Sync and diff: a folder, a bucket or a prefix of it, compared with another, name by name, and made like it."""

@@ -54,7 +54,7 @@ def get_tree(lake: LakeSteps, source: Name, folder: str, options: GetOptions, ob
     if source.key:
         yield from lake.stat(str(source))
     yield from work(_make_root, folder)
-    run = _TreeGet(lake, source, folder, options, observer)
+    run = TreeGet(lake, source, folder, options, observer)
     after = ""
     while True:
         page = yield from lake.list_page(str(source), after=after, folders=True)
@@ -99,7 +99,7 @@ class _Surveyed:
     compare: bool = False
 
 
-class _TreeGet:
+class TreeGet:
     """One tree operation and its counts."""
 
     def __init__(self, lake: LakeSteps, source: Name, folder: str, options: GetOptions, observer: Observer) -> None:
