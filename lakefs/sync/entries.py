@@ -33,7 +33,7 @@ class Entry:
     is_whole: bool = True
     """False for a folder that could not be read, or a file whose attributes could not."""
     is_bare: bool = False
-    """True for a folder that has to be made by itself: it holds nothing, or is kept when it does."""
+    """True for a folder that has to be made by itself: it holds nothing."""
     listed: ListEntry | None = None
     """The entry of a lake's listing that this is."""
 
@@ -96,7 +96,7 @@ class Pairing:
                 both = target is not None and source is not None and source.path == target.path
                 yield Pair(sources.popleft(), targets.popleft() if both else None)
                 assert source is not None
-                if source.refusal and source.is_folder:
+                if source.refusal and source.is_folder and not source.path.startswith(self._refused_folder):
                     self._refused_folder = source.path
             else:
                 is_kept = target.path.startswith(self._refused_folder) or (

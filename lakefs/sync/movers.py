@@ -33,6 +33,7 @@ from lakefs.wire.messages import Copy, MakeFolder, ObjectAttributes, ObjectStat
 
 READ_AGAIN_MAX: Final = 1000
 """Most files that are kept to be read once more."""
+_BELOW_A_FILE: Final = "a part of its path is a file at the target"
 _DERIVED, _MD5, _MULTIPART = 0, 1, 2
 """Values of `ObjectAttributes.etag_kind`."""
 
@@ -136,13 +137,21 @@ class Download:
 
     def _refusals(self, entries: Sequence[Entry]) -> list[str]:
         """Return for each entry the reason why its path is not to be had: something of the other kind has it."""
-        return [self._refusal(entry) for entry in entries]
+        files: set[str] = set()
+        refusals: list[str] = []
+        for entry in entries:
+            parts = entry.path.removesuffix("/").split("/")
+            above = {"/".join(parts[:count]) for count in range(1, len(parts))}
+            refusals.append(_BELOW_A_FILE if above & files else self._refusal(entry))
+            if not refusals[-1] and not entry.is_folder:
+                files.add(entry.path)
+        return refusals
 
     def _refusal(self, entry: Entry) -> str:
         try:
             found = os.lstat(self._target.path_of(entry.path.removesuffix("/")))
         except NotADirectoryError:
-            return "a part of its path is a file at the target"
+            return _BELOW_A_FILE
         except OSError:
             return ""
         if entry.is_folder:

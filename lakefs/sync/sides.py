@@ -229,6 +229,7 @@ class BucketSide:
     runner: Runner | None = None
     _after: str | None = field(default=None, init=False)
     _has_ended: bool = field(default=False, init=False)
+    _waiting: list[ListEntry] = field(default_factory=list, init=False)
 
     @property
     def shown(self) -> str:
@@ -251,10 +252,16 @@ class BucketSide:
                 return None
         page = yield from self.asked(self.steps.list_page(str(self.name), after=self._after, limit=PAGE, folders=True))
         self._after, self._has_ended = page.next_after, not page.next_after
-        found = [entry for listed in page.entries if (entry := self._entry(listed)) is not None]
-        if found or not self._has_ended:
-            return found
-        return None
+        # A folder is empty if the next entry is not in it, so the last entry of a page waits for the next page.
+        entries = [*self._waiting, *page.entries]
+        self._waiting = [] if self._has_ended else entries[-1:]
+        following = [*(entry.key for entry in entries[1:]), ""]
+        found = [
+            entry
+            for listed, key in zip(entries[: len(entries) - len(self._waiting)], following, strict=False)
+            if (entry := self._entry(listed, is_empty=not key.startswith(listed.key))) is not None
+        ]
+        return found
 
     def _exists(self) -> Steps[bool]:
         """Return False for a side that is missing, if it may be."""
@@ -268,7 +275,7 @@ class BucketSide:
             raise KeyNotFound(f"{self.name} does not exist, or is no folder", subject=str(self.name)) from None
         return True
 
-    def _entry(self, listed: ListEntry) -> Entry | None:
+    def _entry(self, listed: ListEntry, *, is_empty: bool) -> Entry | None:
         path = listed.key[len(self.name.key) :]
         if not path:
             return None
@@ -284,7 +291,7 @@ class BucketSide:
             listed.blob,
             listed.node,
             refusal=self._refusal(path, listed),
-            is_bare=is_folder,
+            is_bare=is_folder and is_empty,
             listed=listed,
         )
 
