@@ -43,6 +43,8 @@ COMMANDS: Final = {
     "mv": "cli.objects.rename_and_remove:mv",
     "cp": "cli.objects.rename_and_remove:cp",
     "du": "cli.objects.ls:du",
+    "sync": "cli.objects.sync:sync",
+    "diff": "cli.objects.diff:diff",
     "bucket": "cli.objects.buckets:bucket",
     "key": "cli.objects.keys:key",
     "kv": "cli.objects.spaces:kv",

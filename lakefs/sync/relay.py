@@ -87,9 +87,6 @@ class Relay:
             fresh = yield from self._store_missing(
                 upload, [(opened, piece) for _, opened in small for piece in opened.pieces]
             )
-            empty = [opened for _, opened in small if not opened.pieces]
-            if empty:
-                yield from send(StoreChunks(upload.session, [int(ChunkKind.DATA)], [0]), body=[b""])
             changes = [self._change(entry, opened, opened.stat.blob) for entry, opened in small]
             reply = yield from send(Commit(upload.session, changes, end_session=True))
         except EngineUnreachable:

@@ -55,14 +55,12 @@ class Rig:
         self.outcomes.clear()
         contents, update = options.pop("contents", False), options.pop("update", False)
         settings = SyncOptions(Comparison(contents, update), create_bucket=True, follow=follow, **options)
-        sides = [
-            self.side(text, is_target=index == 1, rules=rules or Rules(), follow=follow)
-            for index, text in enumerate((source, target))
-        ]
-        if isinstance(sides[0], BucketSide):
-            sides[0].to_folder = isinstance(sides[1], FolderSide)
+        first = self.side(source, is_target=False, rules=rules or Rules(), follow=follow)
+        second = self.side(target, is_target=True, rules=rules or Rules(), follow=follow)
+        if isinstance(first, BucketSide):
+            first.to_folder = isinstance(second, FolderSide)
         driver = driver_of(self.lake)
-        return driver.run(sync(driver.steps, *sides, settings, SyncObserver(self.outcomes.append)))
+        return driver.run(sync(driver.steps, first, second, settings, SyncObserver(self.outcomes.append)))
 
     def write(self, path: str, content: bytes = b"x", mtime_ns: int = LONG_AGO_NS) -> Path:
         local = self.folder / path
@@ -217,10 +215,10 @@ def test_nothing_is_removed_when_a_file_could_not_be_copied(rig: Rig, monkeypatc
     rig.write("a/bad")
     opened = os.open
 
-    def refusing(path: str, *args: int, **kwargs: int | None) -> int:
+    def refusing(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if str(path).endswith("a/bad"):
             raise PermissionError(13, "Permission denied")
-        return opened(path, *args, **kwargs)
+        return opened(path, flags, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", refusing)
     totals = rig.sync("./a", "k/", delete=True)
