@@ -13,7 +13,7 @@ from cli.terminal.target import Target, engine_options, pass_target
 
 EXIT_DIFFERENT: Final = 1
 _SIGNS: Final = {"only in the first": "-", "only in the second": "+", "different": "*", "not compared": "!"}
-"""As rclone's `check --combined` has them, seen from the first side."""
+"""The signs of rclone's `check --combined`, seen from the first side."""
 
 
 @click.command()

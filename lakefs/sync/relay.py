@@ -3,7 +3,7 @@
 Rules kept here:
 - An object keeps its id: its chunks are bound under a manifest with the source's cuts.
 - Chunks are offered to the target's engine by their ids; only those that it lacks are read from the source.
-- Memory: RELAY_WINDOW groups of at most RELAY_BYTES.
+- Memory: STORE_WINDOW groups of at most STORE_REQUEST_BYTES.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lakefs.get.opened import Opened, Piece
 from lakefs.get.places import BufferSink
 from lakefs.ids import BlobId, ChunkId, ChunkKind, kind_of
 from lakefs.lake.lake_steps import LakeSteps
-from lakefs.limits import CHUNK_BYTES, STORE_REQUEST_CHUNKS
+from lakefs.limits import STORE_REQUEST_BYTES, STORE_WINDOW
 from lakefs.names import Name
 from lakefs.put.upload import Upload, abandon_upload, commit_upload, open_upload, result_of, store_manifests
 from lakefs.steps.steps import Pipeline, Steps, Work, send, work
@@ -30,9 +30,6 @@ from lakefs.sync.report import Done, SyncObserver, SyncOutcome
 from lakefs.sync.sides import BucketSide
 from lakefs.wire.messages import Commit, NameChange, NameResults, Offer, Offered, StoreChunks, Stored
 
-RELAY_WINDOW: Final = 3
-"""Groups of chunks under way: one is read from the source while one is stored."""
-RELAY_BYTES: Final = STORE_REQUEST_CHUNKS * CHUNK_BYTES
 OFFER_BATCH: Final = 256
 OPEN_BATCH: Final = 64
 
@@ -115,7 +112,7 @@ class Relay:
             batch = wanted[start : start + OFFER_BATCH]
             present = yield from _offered(upload, [piece for _, piece in batch])
             missing |= {bytes(one[1].chunk): one for one, has in zip(batch, present, strict=True) if not has}
-        pipeline = Pipeline(RELAY_WINDOW)
+        pipeline = Pipeline(STORE_WINDOW)
         for group in _groups(list(missing.values())):
             effect = Work(self._source_run, (group,))
             yield from pipeline.submit(effect, partial(_store, upload, [piece for _, piece in group]))
@@ -133,7 +130,7 @@ class Relay:
     def _large(self, entry: Entry, opened: Opened) -> Steps[None]:
         cut_kind: CutKind = yield from work(_cut_kind_of, opened)
         upload = yield from open_upload(self._lake.transfer(self._observer.progress), cut_kind)
-        manifests = Pipeline(RELAY_WINDOW)
+        manifests = Pipeline(STORE_WINDOW)
         try:
             for start in range(0, len(opened.pieces), OFFER_BATCH):
                 pieces = opened.pieces[start : start + OFFER_BATCH]
@@ -192,11 +189,11 @@ def _read(steps: LakeSteps, group: Sequence[tuple[Opened, Piece]]) -> Steps[list
 
 
 def _groups(wanted: Sequence[tuple[Opened, Piece]]) -> Iterator[list[tuple[Opened, Piece]]]:
-    """Yield runs of at most RELAY_BYTES and OFFER_BATCH chunks."""
+    """Yield runs of at most STORE_REQUEST_BYTES and OFFER_BATCH chunks."""
     group: list[tuple[Opened, Piece]] = []
     size = 0
     for one in wanted:
-        if group and (size + one[1].length > RELAY_BYTES or len(group) == OFFER_BATCH):
+        if group and (size + one[1].length > STORE_REQUEST_BYTES or len(group) == OFFER_BATCH):
             yield group
             group, size = [], 0
         group.append(one)
