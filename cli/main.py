@@ -46,6 +46,8 @@ COMMANDS: Final = {
     "find": "cli.objects.find:find",
     "tree": "cli.objects.tree:tree",
     "versions": "cli.objects.versions:versions",
+    "sync": "cli.objects.sync:sync",
+    "diff": "cli.objects.diff:diff",
     "bucket": "cli.objects.buckets:bucket",
     "key": "cli.objects.keys:key",
     "kv": "cli.objects.spaces:kv",
