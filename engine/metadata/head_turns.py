@@ -18,7 +18,8 @@ Rules kept here:
 - A right is for RIGHT_S at most, and never to the end of the leader's lease.  The head counts it from the sending of
   its request; the leader from the answer, and for longer, because clocks differ.
 - A head that leaves keeps its right until that runs out, unless it has said that it uses it no more.
-- Names that lead after others begin when all rights of those have run out (`RIGHTS_OVER_S`, `end`).
+- Names that lead after others begin when all rights of those have run out (`RIGHTS_OVER_S`, `end`).  So that the next
+  process of killed ones knows when that is, the end of a right is kept before it is given.
 """
 
 from __future__ import annotations
@@ -140,9 +141,19 @@ class FollowingHead:
 class HeadTurns:
     """The counters of the names that lead, and the heads that follow them.  Used on the loop."""
 
-    def __init__(self, clock: Clock, left_s: Callable[[], float] = lambda: math.inf) -> None:
-        """`left_s` returns for how long rights may be given now: the leader's lease, less its margin."""
+    def __init__(
+        self,
+        clock: Clock,
+        left_s: Callable[[], float] = lambda: math.inf,
+        keep_end: Callable[[float], None] = lambda end: None,
+    ) -> None:
+        """`left_s` returns for how long rights may be given now: the leader's lease, less its margin.
+
+        `keep_end` is called with the end of the longest right, before it is given (`engine.store.given_rights`).
+        """
         self._clock = clock
+        self._keep_end = keep_end
+        self._last_end = -math.inf
         self.left_s = left_s
         self._memory = StampMemory(mmap.mmap(-1, memory_bytes(STAMP_COUNT)), STAMPED)
         self._heads: list[FollowingHead] = []
@@ -299,6 +310,9 @@ class HeadTurns:
         if right_s <= 0:
             return 0.0
         head.right_until = max(head.right_until, self._now() + right_s * _LONGER)
+        if head.right_until > self._last_end:
+            self._last_end = head.right_until
+            self._keep_end(self._last_end)
         return right_s
 
     def _forget_gone(self) -> None:
@@ -310,6 +324,6 @@ class HeadTurns:
         return self._clock.monotonic()
 
 
-def open_turns(clock: Clock) -> HeadTurns | None:
+def open_turns(clock: Clock, keep_end: Callable[[float], None]) -> HeadTurns | None:
     """Return new turns; None where the native module is not built, and heads ask for each answer."""
-    return HeadTurns(clock) if shared_stamps.IS_BUILT else None
+    return HeadTurns(clock, keep_end=keep_end) if shared_stamps.IS_BUILT else None
