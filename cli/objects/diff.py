@@ -53,7 +53,7 @@ def diff(where: Target, /, first: str, second: str, **options: Any) -> int:
             reason_text = f"  ({one.reason})" if one.reason else ""
             write_line(f"{_SIGNS[one.difference]} {shown(one.path)}{reason_text}")
 
-    with open_lakes(where, options["to_server"], options["to_token_file"], create=False) as lakes:
+    with open_lakes(where, options["to_server"], options["to_token_file"]) as lakes:
         a, b = places_of(first, second, lakes)
         sides = (side_of(a, b, rules, follow=options["follow"]), side_of(b, a, rules, follow=options["follow"]))
         same = runner_of(a, b).run(run_diff(*sides, Comparison(contents=options["checksum"], modes=False), found))

@@ -66,7 +66,7 @@ def sync(where: Target, /, source: str, target: str, **options: Any) -> int:
     pace = Pace(parse_size(options["bwlimit"]))
     if options["watch"] and options["dry_run"]:
         raise InvalidArgument("--watch and --dry-run do not go together")
-    with open_lakes(where, options["to_server"], options["to_token_file"], create=True) as lakes:
+    with open_lakes(where, options["to_server"], options["to_token_file"], source=source) as lakes:
         places = places_of(source, target, lakes)
         run = _Runs(places, rules, pace, options)
         if options["watch"]:
