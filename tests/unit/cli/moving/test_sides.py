@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from cli.objects.sides import Lakes, places_of
-from cli.objects.sync_account import Pace
+from cli.moving.sides import Lakes, places_of
+from cli.moving.sync_account import Pace
 from fuse.kernel import mount_point
 from fuse.kernel.mount_point import LAKE_TYPE, MountEntry
 from lakefs.client.blocking.lake import Lake
