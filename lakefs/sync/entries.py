@@ -13,8 +13,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from lakefs.wire.messages import ListEntry
+
+MTIME_TOLERANCE_NS: Final = 1
+"""A file of the time 0 is stored with that of 1 ns, because 0 would mean now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,8 @@ def needed(pair: Pair, comparison: Comparison) -> tuple[Need, str]:
     if source is None:
         return (Need.NOTHING, "") if pair.is_kept else (Need.REMOVE, "not at the source")
     if source.refusal:
-        return (Need.NOTHING, "") if source.is_folder else (Need.REFUSE, source.refusal)
+        is_shadow = source.is_folder and not source.is_bare and not source.size_bytes
+        return (Need.NOTHING, "") if is_shadow else (Need.REFUSE, source.refusal)
     if source.is_folder:
         return (Need.FOLDER, "new") if target is None and source.is_bare else (Need.NOTHING, "")
     if target is None:
@@ -159,7 +164,7 @@ def _compared(source: Entry, target: Entry, comparison: Comparison) -> tuple[Nee
         return Need.COPY, "size differs"
     if comparison.contents:
         return (Need.NOTHING, "") if source.blob and source.blob == target.blob else (Need.COMPARE, "content differs")
-    if source.mtime_ns != target.mtime_ns:
+    if abs(source.mtime_ns - target.mtime_ns) > MTIME_TOLERANCE_NS:
         return Need.COPY, "time differs"
     if comparison.modes and (source.mode ^ target.mode) & 0o777:
         return Need.COPY, "mode differs"

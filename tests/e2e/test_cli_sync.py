@@ -97,6 +97,8 @@ def test_sides_are_told_apart_or_refused(served: Served, tmp_path: Path) -> None
     assert (tmp_path / "out" / "a").read_bytes() == b"x"
     inside = served("sync", "sync-c", "sync-c/k/deeper", cwd=tmp_path / "in")
     assert (inside.code, "is inside" in inside.err) == (2, True)
+    missing = lake("sync", "--data", tmp_path / "nostore", "lake://sync-c/k", tmp_path / "out2")
+    assert (missing.code != 0, (tmp_path / "nostore").exists()) == (True, False)
     own = served("sync", served.data, "sync-c/store")
     assert (own.code, "data folder of a store" in own.err) == (2, True)
 
@@ -110,7 +112,7 @@ def test_options_reach_the_sync(served: Served, tmp_path: Path) -> None:
     served.good("sync", "--include", "*.PNG", "--ignore-case", tmp_path / "in", "sync-d")
     assert names(served, "sync-d") == ["a.jpg", "b.png"]
     assert served("sync", "--filter", "*.jpg", tmp_path / "in", "sync-d").code == 2
-    write(tmp_path / "in" / "a.jpg", b"newer", TIME_NS + 1)
+    write(tmp_path / "in" / "a.jpg", b"newer", TIME_NS + 2)
     assert "1 newer at the target" in served.good("sync", "--update", "sync-d", f"{tmp_path}/in").err
     assert served("sync", "--no-create", tmp_path / "in", "sync-none").code != 0
     write(tmp_path / "slow" / "x", os.urandom(MIB))
@@ -133,7 +135,7 @@ def test_a_diff_names_what_differs(served: Served, tmp_path: Path) -> None:
     assert counts == {"same": 1, "only_first": 1, "only_second": 1, "different": 1, "unreadable": 0}
     served.good("sync", "--delete", tmp_path / "in", "sync-e")
     assert served("diff", tmp_path / "in", "sync-e").code == 0
-    write(tmp_path / "in" / "same", b"x", TIME_NS + 1)
+    write(tmp_path / "in" / "same", b"x", TIME_NS + 2)
     assert served("diff", tmp_path / "in", "sync-e").lines == ["* same  (time differs)"]
     assert served("diff", "--checksum", tmp_path / "in", "sync-e").code == 0
     assert served("diff", "only-one-side").code == 2

@@ -54,7 +54,8 @@ def test_size_time_and_mode_decide() -> None:
     assert needed_for(None) is Need.COPY
     assert needed_for(Entry("f", 5, 1000, 0o644, b"y")) is Need.NOTHING
     assert needed_for(Entry("f", 6, 1000, 0o644)) is Need.COPY
-    assert needed_for(Entry("f", 5, 1001, 0o644)) is Need.COPY
+    assert needed_for(Entry("f", 5, 1002, 0o644)) is Need.COPY
+    assert needed_for(Entry("f", 5, 1001, 0o644)) is Need.NOTHING, "a tolerance of 1 ns"
     assert needed_for(Entry("f", 5, 1000, 0o600)) is Need.COPY
     assert needed_for(Entry("f", 5, 1000, 0o4644)) is Need.NOTHING, "set-uid is never taken over"
     assert needed_for(Entry("f", 5, 1000, 0o600), Comparison(modes=False)) is Need.NOTHING

@@ -159,12 +159,29 @@ def test_mode_and_time_are_set_on_both_sides(rig: Rig) -> None:
     assert (rig.folder / "b" / "run.sh").stat().st_mode & 0o7777 == 0o700
 
 
+def test_a_file_of_the_time_0_is_in_step_after_it_was_copied(rig: Rig) -> None:
+    rig.write("a/old", mtime_ns=0)
+    rig.sync("./a", "k/")
+    assert rig.sync("./a", "k/").unchanged == 1
+    rig.sync("k/", "./b")
+    assert (rig.folder / "b" / "old").stat().st_mtime_ns == 1
+
+
 def test_attributes_go_from_name_to_name(rig: Rig) -> None:
     rig.lake.put(f"{rig.bucket}/k/a", b"1", content_type="text/x", user_metadata={"m": "1"}, create_bucket=True)
     rig.sync("k/", "other/")
     old, new = (rig.lake.stat(f"{rig.bucket}/{folder}/a") for folder in ("k", "other"))
     for field_name in ("content_type", "user_metadata", "mtime_ns", "etag", "blob", "mode"):
         assert getattr(new, field_name) == getattr(old, field_name), field_name
+
+
+def test_the_etag_of_parts_goes_from_name_to_name(rig: Rig) -> None:
+    rig.put("k/other")
+    upload = rig.lake.create_upload(f"{rig.bucket}/k/parts")
+    parts = [rig.lake.put_part(upload, number, bytes([number]) * (5 * MIB)) for number in (1, 2)]
+    done = rig.lake.complete_upload(upload, [(part.number, part.etag) for part in parts])
+    rig.sync("k/", "other/")
+    assert rig.lake.stat(f"{rig.bucket}/other/parts").etag == done.etag
 
 
 # --- what is promised of removals ------------------------------------------------------------------------
@@ -289,11 +306,12 @@ def test_names_that_a_lake_cannot_have_are_named_and_skipped(rig: Rig) -> None:
 
 def test_names_that_a_folder_cannot_have_are_named_and_skipped(rig: Rig) -> None:
     rig.put("k/good")
+    put_odd(rig.lake, rig.bucket, "k/content/", b"1")
     for key in ("k/../up", "k//double", "k/" + "n" * 300, "k/both", "k/both/x", "k/file/x"):
         put_odd(rig.lake, rig.bucket, key, b"1")
     rig.write("a/file")
     totals = rig.sync("k/", "./a")
-    assert sorted(rig.ends(Done.SKIPPED)) == ["../up", "/double", "both/x", "file/x", "n" * 300]
+    assert sorted(rig.ends(Done.SKIPPED)) == ["../up", "/double", "both/x", "content/", "file/x", "n" * 300]
     assert rig.files("a") == {"good": b"x", "both": b"1", "file": b"x"}
     assert totals.names[Done.FAILED] == 0
     # A folder that only the target has gives way to a file once it was emptied.

@@ -22,7 +22,7 @@ from cli.terminal.output import notice
 from lakefs.errors import EngineUnreachable, InvalidArgument, LakeError, LocalFileError
 
 if TYPE_CHECKING:
-    from cli.objects.sides import Place
+    from cli.moving.sides import Place
     from lakefs.names import Name
     from lakefs.sync.filters import Rules
     from lakefs.sync.report import SyncTotals

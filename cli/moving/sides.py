@@ -61,10 +61,16 @@ class Lakes:
 
 
 @contextlib.contextmanager
-def open_lakes(where: Target, to_server: str | None, to_token_file: Path | None, *, create: bool) -> Iterator[Lakes]:
-    """Context manager: the lakes of both sides.  Two addresses of one engine are one lake."""
+def open_lakes(
+    where: Target, to_server: str | None, to_token_file: Path | None, *, source: str = ""
+) -> Iterator[Lakes]:
+    """Context manager: the lakes of both sides.  Two addresses of one engine are one lake.
+
+    With --data, a store is made if it is missing and `source` is a folder.
+    """
+    is_made = to_server is None and _is_folder(source) is not False and os.path.isdir(source)
     with contextlib.ExitStack() as stack:
-        lake = stack.enter_context(where.open(create=create and to_server is None))
+        lake = stack.enter_context(where.open(create=is_made))
         if to_server is None:
             yield Lakes(lake, lake)
             return
@@ -95,6 +101,9 @@ def places_of(source: str, target: str, lakes: Lakes) -> tuple[Place, Place]:
                 f"to make one, write ./{target} for the folder or {SCHEME}{target} for the bucket",
                 subject=target,
             )
+    for text, is_folder in ((source, from_folder), (target, to_folder)):
+        if is_folder:
+            _refuse_mounted(text)
     if from_folder and to_folder:
         raise InvalidArgument(
             f"{source} and {target} are both local folders; one side must be in the lake, as {SCHEME}BUCKET/PREFIX",
@@ -145,6 +154,20 @@ def _found(text: str, lake: Lake) -> bool | None:
             f"{text} is a folder here, and {bucket} is a bucket; write ./{text} or {SCHEME}{text}", subject=text
         )
     return is_folder if is_folder or is_bucket else None
+
+
+def _refuse_mounted(folder: str) -> None:
+    """Raise InvalidArgument for a folder in a mount of a lake: the sync might copy what it writes, without end."""
+    from fuse.kernel.mount_point import LAKE_TYPE, all_mounts
+
+    existing = os.path.abspath(folder)
+    while not os.path.exists(existing):
+        existing = os.path.dirname(existing)
+    device = os.stat(existing).st_dev
+    if any(entry.type == LAKE_TYPE for entry in all_mounts(f"{os.major(device)}:{os.minor(device)}")):
+        raise InvalidArgument(
+            f"{folder} is in a mount of a lake; name what it shows as {SCHEME}BUCKET/PREFIX", subject=folder
+        )
 
 
 def _identities(place: Place, other: Place) -> Iterator[tuple[int, int]]:

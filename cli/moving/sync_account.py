@@ -8,6 +8,7 @@ Rules kept here:
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -28,26 +29,41 @@ class Pace:
     def __init__(self, rate_bytes_per_s: int) -> None:
         """A rate of 0 is unbounded."""
         self._rate = rate_bytes_per_s
+        self._lock = threading.Lock()
         self._free_at_s = 0.0
 
     def moved(self, count_bytes: int) -> None:
-        """Sleep until the bytes may have moved.  Blocks."""
+        """Sleep until the bytes may have moved.  Blocks; called by any thread."""
         if not self._rate or count_bytes <= 0:
             return
-        now_s = time.monotonic()
-        self._free_at_s = max(self._free_at_s, now_s) + count_bytes / self._rate
-        time.sleep(self._free_at_s - now_s)
+        with self._lock:
+            now_s = time.monotonic()
+            free_at_s = self._free_at_s = max(self._free_at_s, now_s) + count_bytes / self._rate
+        time.sleep(free_at_s - now_s)
 
 
 class SyncAccount:
-    """One pass of a sync.  With `as_json` stdout holds one document, which is closed also if the pass ends early."""
+    """One pass of a sync, or an import.
 
-    def __init__(self, *, as_json: bool, quiet: bool, dry_run: bool, pace: Pace, is_silent_if_idle: bool) -> None:
+    With `as_json` stdout holds one document, which is closed also if the pass ends early.
+    """
+
+    def __init__(
+        self,
+        *,
+        as_json: bool,
+        quiet: bool,
+        dry_run: bool,
+        pace: Pace,
+        is_silent_if_idle: bool = False,
+        title: str = "sync",
+    ) -> None:
         self._document = JsonList("names") if as_json else None
         self._quiet = quiet
         self._dry_run = dry_run
         self._pace = pace
         self._is_silent_if_idle = is_silent_if_idle
+        self._title = title
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
         self._begin_s = time.monotonic()
@@ -93,6 +109,11 @@ class SyncAccount:
             write_line(f"would {verb}  {shown(outcome.path)}  ({human_bytes(outcome.size_bytes)}; {outcome.reason})")
         self._draw()
 
+    def count_bytes(self, done_bytes: int) -> None:
+        """Add bytes that are done, without a pause."""
+        self._done_bytes += done_bytes
+        self._draw()
+
     def summary(self, totals: SyncTotals) -> str:
         """Return `3 copied, 1.5 GiB (1.0 GiB new); 1 removed, 7 unchanged; 2.1 s, 730.0 MiB/s`."""
         would = "dry run: " if self._dry_run else ""
@@ -126,8 +147,7 @@ class SyncAccount:
         self._draw()
 
     def _progress(self, done_bytes: int, present_bytes: int) -> None:
-        self._done_bytes += done_bytes
-        self._draw()
+        self.count_bytes(done_bytes)
         self._pace.moved(done_bytes - present_bytes)
 
     def _notice(self, text: str) -> None:
@@ -151,9 +171,9 @@ class SyncAccount:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        columns = TextColumn("sync"), BarColumn(), TextColumn("{task.fields[text]}")
+        columns = TextColumn(self._title), BarColumn(), TextColumn("{task.fields[text]}")
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._bar.add_task("sync", total=None, text="")
+        self._task = self._bar.add_task(self._title, total=None, text="")
         self._bar.start()
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.objects.filter_options import filter_options, rules_given
+from cli.moving.filter_options import filter_options, rules_given
 from cli.terminal.output import json_option, notice
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import InvalidArgument, LakeError
 
 if TYPE_CHECKING:
-    from cli.objects.sides import Place
+    from cli.moving.sides import Place
     from lakefs.sync.filters import Rules
     from lakefs.sync.report import SyncTotals
     from lakefs.sync.sync import SyncOptions
@@ -57,16 +57,16 @@ def sync(where: Target, /, source: str, target: str, **options: Any) -> int:
     when DST is in step, and 1 when something was skipped, failed, or was not removed.  A sync that was killed is begun
     again by the same command: what was copied is not copied again.
     """
-    from cli.objects.sides import open_lakes, places_of
-    from cli.objects.sync_account import EXIT_NOT_IN_STEP, Pace
-    from cli.objects.watching import follow_source
+    from cli.moving.sides import open_lakes, places_of
+    from cli.moving.sync_account import EXIT_NOT_IN_STEP, Pace
+    from cli.moving.watching import follow_source
     from lakefs.config.values import parse_size
 
     rules = rules_given(options)
     pace = Pace(parse_size(options["bwlimit"]))
     if options["watch"] and options["dry_run"]:
         raise InvalidArgument("--watch and --dry-run do not go together")
-    with open_lakes(where, options["to_server"], options["to_token_file"], create=True) as lakes:
+    with open_lakes(where, options["to_server"], options["to_token_file"], source=source) as lakes:
         places = places_of(source, target, lakes)
         run = _Runs(places, rules, pace, options)
         if options["watch"]:
@@ -87,8 +87,8 @@ class _Runs:
 
     def once(self) -> SyncTotals:
         """Run one pass; return its totals."""
-        from cli.objects.sides import runner_of, side_of
-        from cli.objects.sync_account import SyncAccount
+        from cli.moving.sides import runner_of, side_of
+        from cli.moving.sync_account import SyncAccount
         from lakefs.sync.sync import sync as run_sync
 
         options = self._options

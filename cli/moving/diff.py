@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from cli.objects.filter_options import filter_options, rules_given
+from cli.moving.filter_options import filter_options, rules_given
 from cli.terminal.output import JsonList, escaped, json_option, notice, shown, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 
@@ -36,7 +36,7 @@ def diff(where: Target, /, first: str, second: str, **options: Any) -> int:
 
     The exit code is 0 when both sides have the same files, 1 when they differ, and 2 for a mistake in the command.
     """
-    from cli.objects.sides import open_lakes, places_of, runner_of, side_of
+    from cli.moving.sides import open_lakes, places_of, runner_of, side_of
     from lakefs.sync.diff import Difference, Differing, diff as run_diff
     from lakefs.sync.entries import Comparison
 
@@ -53,7 +53,7 @@ def diff(where: Target, /, first: str, second: str, **options: Any) -> int:
             reason_text = f"  ({one.reason})" if one.reason else ""
             write_line(f"{_SIGNS[one.difference]} {shown(one.path)}{reason_text}")
 
-    with open_lakes(where, options["to_server"], options["to_token_file"], create=False) as lakes:
+    with open_lakes(where, options["to_server"], options["to_token_file"]) as lakes:
         a, b = places_of(first, second, lakes)
         sides = (side_of(a, b, rules, follow=options["follow"]), side_of(b, a, rules, follow=options["follow"]))
         same = runner_of(a, b).run(run_diff(*sides, Comparison(contents=options["checksum"], modes=False), found))
