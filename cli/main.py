@@ -145,6 +145,9 @@ def _invoke(args: list[str]) -> int:
 
 
 def _usage_error(error: click.ClickException, args: list[str]) -> int:
+    from cli.terminal.suggestions import suggested
+
+    error = suggested(error)
     if "--json" in args:
         _json_error("UsageError", error.format_message(), "", error.exit_code)
     else:
