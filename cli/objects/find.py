@@ -28,7 +28,7 @@ _TYPES: Final = {"f": "object", "d": "folder", "l": "symlink"}
 
 @dataclass(frozen=True)
 class _Wanted:
-    """The conditions for a name.  Times are in ns, None is any; a size has its comparison: more 1, less -1, equal 0."""
+    """The conditions for a name.  Times are in ns, None is any; a size has a sign: 1 more than it, -1 less, 0 equal."""
 
     names: tuple[str, ...]
     paths: tuple[str, ...]

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from cli.objects.buckets import not_there
 from cli.objects.patterns import expand
 from cli.terminal.output import escaped, human_bytes, json_option, notice, write_json
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
-from lakefs.errors import FolderNotEmpty, IsAFolder, KeyNotFound, LakeError
+from lakefs.errors import BucketNotFound, FolderNotEmpty, IsAFolder, KeyNotFound, LakeError
 from lakefs.names import Name, parse_name, parse_object_name
 
 if TYPE_CHECKING:
@@ -72,26 +73,12 @@ def rm(where: Target, names: tuple[str, ...], recursive: bool, force: bool, yes:
     A NAME may be a pattern, in quotes: *, ?, [a-z], and ** for any folders.  A name that exists as written wins.
     """
     removed = _Removed()
-    failure: LakeError | None = None
     with where.open() as lake:
         names = tuple(expand(lake, names))
         if not (force or yes or as_json) and not _are_agreed(lake, names, recursive):
             notice("lake: nothing was removed")
             return EXIT_DECLINED
-        for name in names:
-            try:
-                before = removed.count
-                _remove(lake, name, recursive, removed)
-                if removed.count > before:
-                    removed.names.append(parse_name(name))
-                elif not force and not _is_bucket(name):
-                    raise _missing(lake, name)
-            except LakeError as error:
-                if force and isinstance(error, KeyNotFound):
-                    continue
-                if failure is not None:
-                    notice(f"lake: {escaped(failure.message)}")
-                failure = error
+        failure = _remove_all(lake, names, recursive, force, removed)
         way_back = "" if as_json else _way_back(lake, removed.names, recursive)
     if as_json:
         write_json({"removed": removed.count})
@@ -102,6 +89,26 @@ def rm(where: Target, names: tuple[str, ...], recursive: bool, force: bool, yes:
     if failure is not None:
         raise failure
     return 0
+
+
+def _remove_all(lake: Lake, names: Sequence[str], recursive: bool, force: bool, removed: _Removed) -> LakeError | None:
+    """Remove names, one after the other; return the last failure, after the others were reported."""
+    failure: LakeError | None = None
+    for name in names:
+        try:
+            before = removed.count
+            _remove(lake, name, recursive, removed)
+            if removed.count > before:
+                removed.names.append(parse_name(name))
+            elif not force and not _is_bucket(name):
+                raise _missing(lake, name)
+        except LakeError as error:
+            if force and isinstance(error, KeyNotFound):
+                continue
+            if failure is not None:
+                notice(f"lake: {escaped(failure.message)}")
+            failure = not_there(name) if isinstance(error, BucketNotFound) else error
+    return failure
 
 
 def _are_agreed(lake: Lake, names: Sequence[str], recursive: bool) -> bool:
