@@ -90,6 +90,10 @@ def test_sides_are_told_apart_or_refused(served: Served, tmp_path: Path) -> None
     assert (neither.code != 0, "neither such a folder here nor a bucket nowhere" in neither.err) == (True, True)
     unmade = served("sync", "lake://sync-c/k", "out", cwd=tmp_path)
     assert (unmade.code, "write ./out for the folder" in unmade.err) == (2, True)
+    no_path = served("sync", "./in", "sync-c/../k", cwd=tmp_path)
+    assert (no_path.code, "is no path" in no_path.err) == (2, True)
+    write(tmp_path / "my folder" / "a")
+    assert served("sync", "my folder", "sync-c/spaces", cwd=tmp_path).code == 0
     folders = served("sync", "./in", "./out", cwd=tmp_path)
     assert (folders.code, "both local folders" in folders.err) == (2, True)
     assert served("sync", "in", "sync-c/k2", cwd=tmp_path).code == 0, "a folder, and then a name"
