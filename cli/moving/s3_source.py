@@ -6,6 +6,7 @@ The one module that imports boto3, which brings credentials, profiles and settin
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -22,6 +23,8 @@ from lakefs.errors import (
 )
 
 ATTEMPTS: Final = 5
+_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"""Variables that name a store of one's own, whose host seldom answers to BUCKET.HOST."""
 _ORDER: Final = "VersionsAndMarkers"
 _DENIED: Final = frozenset(("AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"))
 _MISSING: Final = frozenset(("NoSuchKey", "NoSuchVersion", "404"))
@@ -172,7 +175,7 @@ def open_source(
     }
     if anonymous:
         settings["signature_version"] = UNSIGNED
-    if endpoint_url:
+    if endpoint_url or any(os.environ.get(name) for name in _ENDPOINTS):
         settings["s3"] = {"addressing_style": "path"}
     try:
         session = boto3.Session(profile_name=profile, region_name=region)
