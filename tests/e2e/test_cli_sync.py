@@ -60,7 +60,7 @@ def test_a_sync_says_what_it_does_and_ends_with_0_in_step(served: Served, tmp_pa
     assert done.out == b""
     assert "bucket sync-a did not exist, and was made" in done.err
     assert "2 copied, 2 B (1 B new)" in done.err
-    assert "0 copied, 0 B (0 B new); 2 unchanged;" in served.good("sync", tmp_path / "in", "sync-a/k").err
+    assert "0 copied, 0 B (0 B new), 2 unchanged;" in served.good("sync", tmp_path / "in", "sync-a/k").err
     report = document(served.good("sync", "--json", "sync-a/k", f"{tmp_path}/out").out)
     assert (report["totals"]["copied"], report["in_step"], report["complete"]) == (2, True, True)
     assert {one["name"]: one["status"] for one in report["names"]} == {"a": "copied", "d/b": "copied"}

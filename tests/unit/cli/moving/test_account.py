@@ -33,7 +33,7 @@ def test_a_terminal_shows_files_and_bytes_in_one_kind_of_unit(monkeypatch: pytes
         text = os.read(shown.fileno(), 1 << 16).decode()
     assert "1 of 3 files, 1.0 MiB of 4.0 MiB" in text
     assert "lake: skipped b: a symbolic link" in text
-    assert "1 copied, 1.0 MiB (1.0 MiB new); 7 unchanged; " in text
+    assert "1 copied, 1.0 MiB (1.0 MiB new), 7 unchanged; " in text
     assert not re.search(r"\d [kMG]?B/s|\d [kMG]B\b", text.replace(" B/s", "")), "units of 1,024 and of 1,000 together"
 
 
@@ -41,5 +41,5 @@ def test_a_summary_says_why_nothing_was_removed() -> None:
     account = SyncAccount(as_json=False, quiet=True, dry_run=True, pace=Pace(0))
     totals = SyncTotals(newer=2, withheld="./in has no file")
     text = account.summary(totals)
-    assert text == "dry run: 0 copied, 0 B; 2 newer at the target; nothing was removed: ./in has no file"
+    assert text == "dry run: 0 copied, 0 B, 2 newer at the target; nothing was removed: ./in has no file"
     assert not totals.is_in_step
