@@ -275,7 +275,9 @@ class BucketSide:
                 return False
             if isinstance(error, BucketNotFound):
                 raise
-            raise KeyNotFound(f"{self.name} does not exist, or is an object, and a sync takes folders", subject=str(self.name)) from None
+            raise KeyNotFound(
+                f"{self.name} does not exist, or is an object, and a sync takes folders", subject=str(self.name)
+            ) from None
         return True
 
     def _entry(self, listed: ListEntry, *, is_empty: bool) -> Entry | None:
