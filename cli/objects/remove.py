@@ -15,6 +15,7 @@ import click
 
 from cli.objects.buckets import not_there
 from cli.objects.patterns import expand
+from cli.terminal.completing import complete_names
 from cli.terminal.output import escaped, human_bytes, json_option, notice, write_json
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
@@ -56,7 +57,7 @@ class _Removed:
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names)
 @click.option("-r", "--recursive", is_flag=True, help="Folders too, with all that is in them.")
 @click.option("-f", "--force", is_flag=True, help="A name that is not there is no error; nothing is asked.")
 @click.option("-y", "--yes", is_flag=True, help="Nothing is asked.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.terminal.completing import complete_files, complete_names
 from cli.terminal.output import JsonList, escaped, iso_time, json_option, notice, shown, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
@@ -30,7 +31,7 @@ def versions() -> None:
 
 
 @versions.command("ls")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_names)
 @json_option
 @engine_options
 @pass_target
@@ -52,9 +53,9 @@ def list_(where: Target, name: str, as_json: bool) -> None:
 
 
 @versions.command()
-@click.argument("name", metavar="BUCKET/KEY")
+@click.argument("name", metavar="BUCKET/KEY", shell_complete=complete_names)
 @click.argument("version")
-@click.argument("target", metavar="DST")
+@click.argument("target", metavar="DST", shell_complete=complete_files)
 @engine_options
 @pass_target
 def get(where: Target, name: str, version: str, target: str) -> None:
@@ -66,7 +67,7 @@ def get(where: Target, name: str, version: str, target: str) -> None:
 
 
 @versions.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names)
 @click.option("--version", metavar="VERSION", default="", help="This one; else the newest with another content.")
 @click.option("-r", "--recursive", is_flag=True, help="Below folders, or in buckets: the objects that were removed.")
 @json_option
@@ -93,7 +94,7 @@ def restore(where: Target, names: tuple[str, ...], version: str, recursive: bool
 
 
 @versions.command()
-@click.argument("name", metavar="BUCKET/KEY")
+@click.argument("name", metavar="BUCKET/KEY", shell_complete=complete_names)
 @click.argument("wanted", nargs=-1, required=True, metavar="VERSION...")
 @json_option
 @engine_options
