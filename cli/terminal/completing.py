@@ -15,6 +15,7 @@ import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
 from cli.terminal.target import Target
+from lakefs.errors import LakeError
 from lakefs.names import SCHEME
 
 if TYPE_CHECKING:
@@ -128,5 +129,5 @@ def _answer(context: click.Context, request: Request) -> Message | None:
         return None
     try:
         return target.ask(request, timeout_s=TIMEOUT_S).message
-    except Exception:  # noqa: BLE001  # somebody is typing: a message would stand in the middle of the line
-        return None
+    except (LakeError, OSError, ValueError):
+        return None  # somebody is typing: a message would stand in the middle of the line
