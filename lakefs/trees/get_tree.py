@@ -53,7 +53,7 @@ def get_tree(lake: LakeSteps, source: Name, folder: str, options: GetOptions, ob
     """
     assert source.is_folder
     root = (yield from lake.stat(str(source))) if source.key else None
-    run = _TreeGet(lake, source, folder, options, observer)
+    run = TreeGet(lake, source, folder, options, observer)
     yield from work(run.make_root, root)
     after = ""
     while True:
@@ -102,7 +102,7 @@ class _Surveyed:
     compare: bool = False
 
 
-class _TreeGet:
+class TreeGet:
     """One tree operation and its counts."""
 
     def __init__(self, lake: LakeSteps, source: Name, folder: str, options: GetOptions, observer: Observer) -> None:

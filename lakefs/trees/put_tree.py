@@ -84,7 +84,7 @@ def put_tree(
     Raises only errors that end everything: the engine is gone or full, the bucket is missing and not to be created,
     or a root does not exist.  Files stored until then stay.
     """
-    run = _TreePut(lake, bucket, options, observer)
+    run = TreePut(lake, bucket, options, observer)
     for walk in walks:
         while batch := (yield from work(walk.next_batch, FRAME_FILES)):
             yield from run.take(batch)
@@ -103,7 +103,7 @@ class _Read:
     error: LakeError | None = None
 
 
-class _TreePut:
+class TreePut:
     """One tree operation: its pipeline of frames, and its counts."""
 
     def __init__(self, lake: LakeSteps, bucket: str, options: PutOptions, observer: Observer) -> None:
