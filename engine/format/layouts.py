@@ -307,6 +307,8 @@ class Attributes(msgspec.Struct, frozen=True, omit_defaults=True):
     `tags` are texts under texts, beside the metadata.
     `version` is the number of the version that the node is, of a version `null` with a minus; 0 for one that was made
     where no versions were kept.
+    `bound_ns` is the time at which the key was bound to the content, None if that is the modification time: so it is,
+    unless a client has given a modification time.
     """
 
     etag: bytes = msgspec.field(default=b"", name="e")
@@ -321,6 +323,7 @@ class Attributes(msgspec.Struct, frozen=True, omit_defaults=True):
     upload: bytes = msgspec.field(default=b"", name="u")
     tags: dict[str, str] = msgspec.field(default_factory=dict, name="g")
     version: int = msgspec.field(default=0, name="v")
+    bound_ns: int | None = msgspec.field(default=None, name="b")
 
 
 NO_ATTRIBUTES: Final = Attributes()
@@ -346,6 +349,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     def is_marker(self) -> bool:
         """True if the node is a delete marker."""
         return self.blob is None and self.kind is NodeKind.OBJECT
+
+    @property
+    def bound_ns(self) -> int:
+        """The time at which the key was bound to the content."""
+        return self.mtime_ns if self.attributes.bound_ns is None else self.attributes.bound_ns
 
     def pack(self) -> bytes:
         """Pack the head, then the attributes in msgpack if there are any."""

@@ -61,8 +61,8 @@ def _failed_of_node(condition: Condition, present: Resolved | None) -> str:
         return "it has other content by now"
     if condition.size_bytes not in (None, present.node.size_bytes):
         return f"its size is {present.node.size_bytes} bytes, not the expected one"
-    if condition.mtime_s not in (None, present.node.mtime_ns // _NS):
-        return "its modification time is not the expected one"
+    if condition.mtime_s not in (None, present.node.bound_ns // _NS):
+        return "its modification time, as S3 shows it, is not the expected one"
     if not (condition.etags or condition.not_etags):
         return ""
     etag = etag_of(present.node)
