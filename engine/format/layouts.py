@@ -302,13 +302,10 @@ class Attributes(msgspec.Struct, frozen=True, omit_defaults=True):
     """Fields of a node beyond its head, with their names in the record; absent from it when all are defaults.
 
     `chunk_count` is the number of data chunks of a blob with a manifest; 0 for a blob of one chunk.  `atime_ns` is the
-    access time that somebody set, None when nobody did, or when it is the modification time.
-    `upload` is the multipart upload that the node came from.
-    `tags` are texts under texts, beside the metadata.
-    `version` is the number of the version that the node is, of a version `null` with a minus; 0 for one that was made
-    where no versions were kept.
-    `bound_ns` is the time at which the key was bound to the content, None if that is the modification time: so it is,
-    unless a client has given a modification time.
+    access time that somebody set, None when nobody did, or when it is the modification time.  `upload` is the multipart
+    upload that the node came from; `tags` are texts under texts, beside the metadata.  `version` is the number of the
+    version that the node is, of a version `null` with a minus; 0 for one that was made where no versions were kept.
+    `bound_ns` is the time at which the key was bound to the content, None if that is the modification time.
     """
 
     etag: bytes = msgspec.field(default=b"", name="e")
@@ -349,11 +346,6 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     def is_marker(self) -> bool:
         """True if the node is a delete marker."""
         return self.blob is None and self.kind is NodeKind.OBJECT
-
-    @property
-    def bound_ns(self) -> int:
-        """The time at which the key was bound to the content."""
-        return self.mtime_ns if self.attributes.bound_ns is None else self.attributes.bound_ns
 
     def pack(self) -> bytes:
         """Pack the head, then the attributes in msgpack if there are any."""

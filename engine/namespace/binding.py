@@ -20,7 +20,7 @@ from engine.format.layouts import Node, NodeKind, Table, node_key, pack_name
 from engine.namespace.buckets import BucketRef
 from engine.namespace.conditions import check_condition
 from engine.namespace.keys import check_key
-from engine.namespace.object_stat import bound_at, check_record_size, with_attributes_of
+from engine.namespace.object_stat import bound_at, bound_ns_of, check_record_size, with_attributes_of
 from engine.namespace.refusals import shown_name, subject
 from engine.namespace.tree import (
     NameEvent,
@@ -111,7 +111,7 @@ class Binder:
         if binding.keep_node:
             kept = _checked_kept(txn, binding, old)
             if kept.blob == node.blob:  # the key is bound to that content already
-                node = bound_at(node, kept.bound_ns)
+                node = bound_at(node, bound_ns_of(kept))
                 record = node.pack()
                 check_record_size(record)
         if binding.keep_attributes and old is not None:

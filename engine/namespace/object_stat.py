@@ -53,6 +53,11 @@ def new_object(blob: BlobId, size_bytes: int, chunk_count: int, attributes: Obje
     return bound_at(node, now_ns)
 
 
+def bound_ns_of(node: Node) -> int:
+    """Return the time at which the key was bound to its content."""
+    return node.mtime_ns if node.attributes.bound_ns is None else node.attributes.bound_ns
+
+
 def bound_at(node: Node, bound_ns: int) -> Node:
     """Return the record with that time of its binding; a time that is the modification time takes no room."""
     stored = None if bound_ns == node.mtime_ns else bound_ns
@@ -144,7 +149,7 @@ def changed(node: Node, changes: SetAttributes, now_ns: int) -> Node:
     after = msgspec.structs.replace(
         node, mode=mode, uid=uid, gid=gid, mtime_ns=mtime_ns, ctime_ns=now_ns, attributes=attributes
     )
-    return bound_at(after, node.bound_ns) if node.kind is NodeKind.OBJECT else after
+    return bound_at(after, bound_ns_of(node)) if node.kind is NodeKind.OBJECT else after
 
 
 def _with_access_time(node: Node, changes: SetAttributes, mtime_ns: int) -> Attributes:
