@@ -18,7 +18,6 @@ import errno
 import io
 import os
 import sys
-import time
 import warnings
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -172,7 +171,7 @@ class LakeWriter(io.BufferedIOBase):
         self._run(self._put.store(piece))
 
     def _commit(self) -> None:
-        attributes = ObjectAttributes(mtime_ns=time.time_ns())
+        attributes = ObjectAttributes()
         change = NameChange(*self._name, b"", attributes, self._condition)
         if self._is_stored:
             self._store_gathered()
