@@ -88,8 +88,25 @@ class BucketNotFound(UserError):
     """No such bucket."""
 
 
-class KeyNotFound(UserError):
-    """No such object or folder in the bucket."""
+class KeyNotFound(UserError, FileNotFoundError, KeyError):  # type: ignore[misc]  # `errno` is the class's
+    """No such object or folder in the bucket.
+
+    Python's own errors for a file and for a key that do not exist, too, so that programs written for files and mappings
+    catch it.  `str()` is the message, as of all errors here, and so is `strerror`; `filename` is the name concerned.
+    """
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def strerror(self) -> str:  # type: ignore[override]
+        """The message."""
+        return self.message
+
+    @property
+    def filename(self) -> str | None:
+        """The name concerned, if it is known."""
+        return self.subject or None
 
 
 class KeyDeleted(KeyNotFound):
