@@ -35,6 +35,7 @@ from errno import (
 from typing import ClassVar, Final
 
 from lakefs.findings import Finding
+from lakefs.python_words import in_python
 
 
 class LakeError(Exception):
@@ -58,6 +59,10 @@ class LakeError(Exception):
         self.message = message
         self.subject = subject
         self.finding = finding or self.finding
+
+    def __str__(self) -> str:
+        """Return the message as a programmer reads it; faces show `message`."""
+        return in_python(self.message)
 
 
 class UserError(LakeError):
@@ -95,13 +100,10 @@ class KeyNotFound(UserError, FileNotFoundError, KeyError):  # type: ignore[misc]
     catch it.  `str()` is the message, as of all errors here, and so is `strerror`; `filename` is the name concerned.
     """
 
-    def __str__(self) -> str:
-        return self.message
-
     @property
     def strerror(self) -> str:  # type: ignore[override]
-        """The message."""
-        return self.message
+        """The message, as `str()` returns it."""
+        return str(self)
 
     @property
     def filename(self) -> str | None:
