@@ -16,12 +16,14 @@ from lakefs.ids import id_text
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+else:
+    Buffer = bytes | bytearray | memoryview  # Python 3.12 has it
 
 
-WritableBuffer: TypeAlias = "Buffer | Array | Tensor"
+WritableBuffer: TypeAlias = Buffer | Array | Tensor
 """Memory that can be read into: contiguous, writable, on this machine."""
 
-ReadableBuffer: TypeAlias = "Buffer | Array | Tensor | DlpackArray"
+ReadableBuffer: TypeAlias = Buffer | Array | Tensor | DlpackArray
 """Memory that can be stored: contiguous, on this machine."""
 
 

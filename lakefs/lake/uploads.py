@@ -42,7 +42,7 @@ from lakefs.wire.messages import (
 Progress = Callable[[int, int], None]
 """Called with increments: (bytes done, how many of them the store had before)."""
 
-PutData: TypeAlias = "ReadableBuffer | Slot | os.PathLike[str] | BinaryIO"
+PutData: TypeAlias = ReadableBuffer | Slot | os.PathLike[str] | BinaryIO
 """Data to put: a buffer, array or tensor, a slot of shared memory, the path of a file, or a binary file object, read to
 its end."""
 
