@@ -16,7 +16,7 @@ GRID: Final = np.arange(24, dtype="f4").reshape(4, 6)
 
 
 class Tensor:
-    """What is used of a tensor of torch."""
+    """The part of a torch tensor that puts use."""
 
     is_cpu = True
 
