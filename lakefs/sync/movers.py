@@ -66,7 +66,7 @@ class Upload:
             yield from self._put.take([self._local(entry) for entry in entries[start : start + FRAME_FILES]])
 
     def finish(self) -> Steps[None]:
-        yield from self._put.pipeline.drain()
+        yield from self._put.end_folders()
         self._is_last_try = True
         again, self._again = self._again, []
         if again:
@@ -124,10 +124,13 @@ class Download:
                 if refusal:
                     self._observer.outcome(SyncOutcome(entry.path, Done.SKIPPED, refusal, entry.size_bytes))
             fitting = [entry for entry, refusal in zip(batch, refusals, strict=True) if not refusal]
-            yield from self._get.take([entry.listed for entry in fitting if entry.listed is not None])
+            listed = [entry.listed for entry in fitting if entry.listed is not None]
+            yield from self._get.take(listed)
+            if listed:
+                yield from self._get.leave_folders(listed[-1].key)
 
     def finish(self) -> Steps[None]:
-        yield from ()
+        yield from self._get.leave_folders("")
 
     def _make_root(self) -> None:
         try:
