@@ -353,6 +353,15 @@ def test_nothing_is_written_through_a_link_of_the_target(rig: Rig) -> None:
     assert (rig.files("elsewhere"), totals.is_in_step) == ({"y": b"x"}, False)
 
 
+def test_empty_folders_get_their_modes(rig: Rig) -> None:
+    for name, mode in (("shut", 0o500), ("open", 0o775)):
+        (rig.folder / "a" / name).mkdir(parents=True)
+        (rig.folder / "a" / name).chmod(mode)
+    rig.sync("./a", "k/")
+    rig.sync("k/", "./b")
+    assert [(rig.folder / "b" / name).stat().st_mode & 0o777 for name in ("shut", "open")] == [0o500, 0o775]
+
+
 def test_empty_folders_are_made_and_removed(rig: Rig) -> None:
     (rig.folder / "a" / "empty" / "in").mkdir(parents=True)
     rig.write("a/f")
