@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from cli.moving.filter_options import filter_options, rules_given
+from cli.terminal.completing import complete_sources
 from cli.terminal.output import JsonList, escaped, json_option, notice, shown, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 
@@ -17,8 +18,8 @@ _SIGNS: Final = {"only in the first": "-", "only in the second": "+", "different
 
 
 @click.command()
-@click.argument("first", metavar="A")
-@click.argument("second", metavar="B")
+@click.argument("first", metavar="A", shell_complete=complete_sources)
+@click.argument("second", metavar="B", shell_complete=complete_sources)
 @click.option("-c", "--checksum", is_flag=True, help="Compare sizes and contents, instead of sizes and times.")
 @filter_options
 @click.option("--follow", is_flag=True, help="Follow symbolic links of local folders.")

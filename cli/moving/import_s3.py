@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.moving.filter_options import filter_options, rules_given
+from cli.terminal.completing import complete_names
 from cli.terminal.output import json_option, notice
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
@@ -25,7 +26,7 @@ SCHEME = "s3://"
 
 @click.command("import")
 @click.argument("source", metavar="s3://BUCKET[/PREFIX]")
-@click.argument("target", metavar="BUCKET[/PREFIX]")
+@click.argument("target", metavar="BUCKET[/PREFIX]", shell_complete=complete_names)
 @click.option("--endpoint-url", metavar="URL", help="The other store; else AWS_ENDPOINT_URL, else AWS.")
 @click.option("--region", metavar="NAME", help="Its region; else AWS_DEFAULT_REGION, else that of the profile.")
 @click.option("--profile", metavar="NAME", help="Credentials of this profile; else AWS_PROFILE, or the environment's.")

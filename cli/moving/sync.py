@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.moving.filter_options import filter_options, rules_given
+from cli.terminal.completing import complete_sources
 from cli.terminal.output import json_option, notice
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import InvalidArgument, LakeError
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("source", metavar="SRC")
-@click.argument("target", metavar="DST")
+@click.argument("source", metavar="SRC", shell_complete=complete_sources)
+@click.argument("target", metavar="DST", shell_complete=complete_sources)
 @click.option("--delete", is_flag=True, help="Remove from DST what SRC does not have.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 @click.option("-c", "--checksum", is_flag=True, help="Compare sizes and contents, instead of sizes and times.")

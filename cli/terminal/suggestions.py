@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import click
 
 _WORDS: Final = {
+    "compare": "diff",
     "copy": "cp",
     "del": "rm",
     "delete": "rm",
@@ -22,6 +23,7 @@ _WORDS: Final = {
     "info": "stat",
     "list": "ls",
     "mb": "bucket create",
+    "mirror": "sync",
     "mkbucket": "bucket create",
     "move": "mv",
     "pull": "get",
@@ -29,6 +31,7 @@ _WORDS: Final = {
     "rb": "bucket rm",
     "remove": "rm",
     "rename": "mv",
+    "rsync": "sync",
     "server": "serve",
     "start": "serve",
     "undelete": "versions restore",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from lakefs.names import FOLDER_MODE
 from lakefs.wire.messages import ListEntry
 
 MTIME_TOLERANCE_NS: Final = 1
@@ -117,6 +118,7 @@ class Need(StrEnum):
     COMPARE = "compare"
     """Compare the contents, and copy if they differ."""
     FOLDER = "folder"
+    """Make the folder, or give it the source's mode."""
     REMOVE = "remove"
     REFUSE = "refuse"
     NEWER = "newer"
@@ -128,12 +130,14 @@ class Comparison:
     """The way in which files are compared.
 
     `contents`: by size and content, instead of size and time.  `update`: leave files that are newer at the target.
-    `modes`: files of other permission bits differ too.
+    `modes`: files and folders of other permission bits differ too.  `makes_folders`: each folder that the target lacks
+    is made, not only those that are empty.
     """
 
     contents: bool = False
     update: bool = False
     modes: bool = True
+    makes_folders: bool = False
 
 
 def needed(pair: Pair, comparison: Comparison) -> tuple[Need, str]:
@@ -150,13 +154,21 @@ def needed(pair: Pair, comparison: Comparison) -> tuple[Need, str]:
         is_shadow = source.is_folder and not source.is_bare and not source.size_bytes
         return (Need.NOTHING, "") if is_shadow else (Need.REFUSE, source.refusal)
     if source.is_folder:
-        return (Need.FOLDER, "new") if target is None and source.is_bare else (Need.NOTHING, "")
+        return _needed_by_folder(source, target, comparison)
     if target is None:
         return Need.COPY, "new"
     need, reason = _compared(source, target, comparison)
     if need is not Need.NOTHING and comparison.update and target.mtime_ns > source.mtime_ns:
         return Need.NEWER, "newer at the target"
     return need, reason
+
+
+def _needed_by_folder(source: Entry, target: Entry | None, comparison: Comparison) -> tuple[Need, str]:
+    mode = FOLDER_MODE if target is None else target.mode
+    if target is None and (source.is_bare or comparison.makes_folders):
+        return Need.FOLDER, "new"
+    differs = comparison.modes and (source.mode ^ mode) & 0o777
+    return (Need.FOLDER, "mode differs") if differs else (Need.NOTHING, "")
 
 
 def _compared(source: Entry, target: Entry, comparison: Comparison) -> tuple[Need, str]:

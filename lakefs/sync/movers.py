@@ -24,8 +24,10 @@ from lakefs.steps.steps import Pipeline, Send, Steps, send, work
 from lakefs.sync.entries import Entry
 from lakefs.sync.report import Done, SyncObserver, SyncOutcome
 from lakefs.sync.sides import BucketSide, FolderSide
+from lakefs.trees.folder_modes import set_modes
 from lakefs.trees.get_file import GetOptions
 from lakefs.trees.get_tree import OPEN_BATCH, TreeGet
+from lakefs.trees.part_files import MODE_MASK
 from lakefs.trees.put_tree import PutOptions, TreePut
 from lakefs.trees.walk import FRAME_FILES, Fate, FileOutcome, LocalEntry, Observer, is_fatal
 from lakefs.wire.engine_port import Reply
@@ -60,10 +62,13 @@ class Upload:
         shown_bytes = len(str(target.name))
         inner = Observer(lambda outcome: self._ended(outcome, shown_bytes), observer.progress)
         self._put = TreePut(lake, target.name.bucket, options, inner)
+        self._folders = LakeFolders(target.name, observer, create_bucket=options.create_bucket)
 
     def take(self, entries: Sequence[Entry]) -> Steps[None]:
-        for start in range(0, len(entries), FRAME_FILES):
-            yield from self._put.take([self._local(entry) for entry in entries[start : start + FRAME_FILES]])
+        yield from self._folders.make(entries)
+        files = [self._local(entry) for entry in entries if not entry.is_folder]
+        for start in range(0, len(files), FRAME_FILES):
+            yield from self._put.take(files[start : start + FRAME_FILES])
 
     def finish(self) -> Steps[None]:
         yield from self._put.pipeline.drain()
@@ -72,10 +77,11 @@ class Upload:
         if again:
             yield from self._put.take((yield from work(self._looked_at_again, again)))
             yield from self._put.pipeline.drain()
+        yield from self._folders.set_modes()
 
     def _local(self, entry: Entry) -> LocalEntry:
         key, path = self._prefix + entry.path, self._source.path_of(entry.path)
-        return LocalEntry(path, key, entry.size_bytes, entry.mode, is_folder=entry.is_folder)
+        return LocalEntry(path, key, entry.size_bytes, entry.mode)
 
     def _looked_at_again(self, paths: Sequence[str]) -> list[LocalEntry]:
         found: list[LocalEntry] = []
@@ -121,13 +127,16 @@ class Download:
             batch = entries[start : start + OPEN_BATCH]
             refusals: list[str] = yield from work(self._refusals, batch)
             for entry, refusal in zip(batch, refusals, strict=True):
-                if refusal:
+                if refusal and (entry.is_bare or not entry.is_folder):  # else what is in the folder is reported
                     self._observer.outcome(SyncOutcome(entry.path, Done.SKIPPED, refusal, entry.size_bytes))
             fitting = [entry for entry, refusal in zip(batch, refusals, strict=True) if not refusal]
-            yield from self._get.take([entry.listed for entry in fitting if entry.listed is not None])
+            listed = [entry.listed for entry in fitting if entry.listed is not None]
+            yield from self._get.take(listed)
+            if listed:
+                yield from self._get.leave_folders(listed[-1].key)
 
     def finish(self) -> Steps[None]:
-        yield from ()
+        yield from self._get.leave_folders("")
 
     def _make_root(self) -> None:
         try:
@@ -141,7 +150,7 @@ class Download:
         refusals: list[str] = []
         for entry in entries:
             parts = entry.path.removesuffix("/").split("/")
-            above = {"/".join(parts[:count]) for count in range(1, len(parts))}
+            above = {"/".join(parts[:count]) for count in range(1, len(parts) + entry.is_folder)}
             refusals.append(_BELOW_A_FILE if above & files else self._refusal(entry))
             if not refusals[-1] and not entry.is_folder:
                 files.add(entry.path)
@@ -170,6 +179,7 @@ class NameCopies:
         self._target = target.name
         self._observer = observer
         self._create_bucket = create_bucket
+        self._folders = LakeFolders(target.name, observer, create_bucket=create_bucket)
         self._pipeline = Pipeline(COPY_WINDOW)
 
     def take(self, entries: Sequence[Entry]) -> Steps[None]:
@@ -190,10 +200,11 @@ class NameCopies:
                     create_bucket=self._create_bucket,
                 )
                 yield from self._pipeline.submit(Send(request), self._done(entry), self._failed(entry))
-        yield from make_folders(self._target, entries, self._observer, create_bucket=self._create_bucket)
+        yield from self._folders.make(entries)
 
     def finish(self) -> Steps[None]:
         yield from self._pipeline.drain()
+        yield from self._folders.set_modes()
 
     def _done(self, entry: Entry) -> Callable[[Reply], None]:
         def done(reply: Reply) -> None:
@@ -216,14 +227,43 @@ class NameCopies:
         return on_error
 
 
-def make_folders(target: Name, entries: Sequence[Entry], observer: SyncObserver, *, create_bucket: bool) -> Steps[None]:
-    """Make the folders among entries in the lake; one that fails is an outcome."""
-    for entry in entries:
-        if entry.is_folder:
-            try:
-                yield from send(MakeFolder(target.bucket, target.key + entry.path, create_bucket=create_bucket))
-            except LakeError as error:
-                observer.outcome(failed(entry.path, error))
+class LakeFolders:
+    """Folders of a target in the lake: empty ones are made at once, and modes set when all files are there.
+
+    Memory: FRAME_FILES folders; before there are more, the modes of these are set.
+    """
+
+    def __init__(self, target: Name, observer: SyncObserver, *, create_bucket: bool) -> None:
+        self._target = target
+        self._observer = observer
+        self._create_bucket = create_bucket
+        self._modes: list[tuple[str, int]] = []
+
+    def make(self, entries: Sequence[Entry]) -> Steps[None]:
+        """Make the empty folders among entries, and note the modes of all; one that fails is an outcome."""
+        for entry in entries:
+            if not entry.is_folder:
+                continue
+            if len(self._modes) == FRAME_FILES:
+                yield from self.set_modes()
+            self._modes.append((entry.path, entry.mode & MODE_MASK))
+            if entry.is_bare:
+                request = MakeFolder(self._target.bucket, self._key(entry.path), create_bucket=self._create_bucket)
+                try:
+                    yield from send(request)
+                except LakeError as error:
+                    self._observer.outcome(failed(entry.path, error))
+
+    def set_modes(self) -> Steps[None]:
+        """Set the modes that were noted; a folder that is gone, or has no file yet, is left out."""
+        modes, self._modes = self._modes, []
+        failures = yield from set_modes(self._target.bucket, [(self._key(path), mode) for path, mode in modes])
+        for (path, _), failure in zip(modes, failures, strict=True):
+            if failure is not None:
+                self._observer.outcome(failed(path, failure))
+
+    def _key(self, path: str) -> str:
+        return self._target.key + path
 
 
 def failed(path: str, error: LakeError) -> SyncOutcome:

@@ -25,7 +25,7 @@ from lakefs.names import Name
 from lakefs.put.upload import Upload, abandon_upload, commit_upload, open_upload, result_of, store_manifests
 from lakefs.steps.steps import Pipeline, Steps, Work, send, work
 from lakefs.sync.entries import Entry
-from lakefs.sync.movers import attributes_of, failed, make_folders
+from lakefs.sync.movers import LakeFolders, attributes_of, failed
 from lakefs.sync.report import Done, SyncObserver, SyncOutcome
 from lakefs.sync.sides import BucketSide
 from lakefs.wire.messages import Commit, NameChange, NameResults, Offer, Offered, StoreChunks, Stored
@@ -45,15 +45,16 @@ class Relay:
         self._target = target.name
         self._observer = observer
         self._create_bucket = create_bucket
+        self._folders = LakeFolders(target.name, observer, create_bucket=create_bucket)
 
     def take(self, entries: Sequence[Entry]) -> Steps[None]:
         files = [entry for entry in entries if not entry.is_folder]
         for start in range(0, len(files), OPEN_BATCH):
             yield from self._take_opened(files[start : start + OPEN_BATCH])
-        yield from make_folders(self._target, entries, self._observer, create_bucket=self._create_bucket)
+        yield from self._folders.make(entries)
 
     def finish(self) -> Steps[None]:
-        yield from ()
+        yield from self._folders.set_modes()
 
     def _take_opened(self, entries: Sequence[Entry]) -> Steps[None]:
         source = self._source

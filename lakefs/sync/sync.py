@@ -13,7 +13,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lakefs.errors import InvalidArgument, LakeError
 from lakefs.lake.lake_steps import LakeSteps
@@ -88,6 +88,8 @@ class _Sync:
         self.removals = Removals()
         self._source = source
         self._target = target
+        # Folders that a get makes have the mode that the umask leaves them.
+        self._comparison = replace(options.comparison, makes_folders=isinstance(target, FolderSide))
         self._options = options
         self._observer = observer
         counting = SyncObserver(self._count, observer.planned, observer.progress)
@@ -101,7 +103,7 @@ class _Sync:
         copies: list[Entry] = []
         for pair in pairs:
             self._look_at(pair)
-            need, reason = needed(pair, self._options.comparison)
+            need, reason = needed(pair, self._comparison)
             if need is Need.COMPARE:
                 need = yield from self._compared(pair)
             self._act(pair, need, reason, copies)

@@ -83,7 +83,14 @@ def test_what_the_target_cannot_show_gives_way_or_stays() -> None:
     assert needed_for(FILE, source=link) is Need.REFUSE
 
 
-def test_only_folders_that_have_to_be_made_are() -> None:
-    assert needed_for(None, source=Entry("d/", is_bare=True)) is Need.FOLDER
-    assert needed_for(Entry("d/"), source=Entry("d/", is_bare=True)) is Need.NOTHING
-    assert needed_for(None, source=Entry("d/")) is Need.NOTHING
+def test_only_folders_that_have_to_be_made_or_changed_are() -> None:
+    folder = Entry("d/", mode=0o755)
+    empty = Entry("d/", mode=0o755, is_bare=True)
+    closed = Entry("d/", mode=0o700)
+    assert needed_for(None, source=empty) is Need.FOLDER
+    assert needed_for(folder, source=empty) is Need.NOTHING
+    assert needed_for(None, source=folder) is Need.NOTHING, "it is made by its files"
+    assert needed_for(None, Comparison(makes_folders=True), folder) is Need.FOLDER
+    assert needed_for(None, source=closed) is Need.FOLDER
+    assert needed_for(closed, source=folder) is Need.FOLDER
+    assert needed_for(closed, Comparison(modes=False), folder) is Need.NOTHING

@@ -159,6 +159,28 @@ def test_mode_and_time_are_set_on_both_sides(rig: Rig) -> None:
     assert (rig.folder / "b" / "run.sh").stat().st_mode & 0o7777 == 0o700
 
 
+def test_modes_of_folders_are_set_on_both_sides(rig: Rig) -> None:
+    rig.write("a/closed/f")
+    rig.write("a/open/deep/f")
+    (rig.folder / "a" / "empty").mkdir()
+    modes = {"closed": 0o500, "open": 0o755, "open/deep": 0o750, "empty": 0o711}
+    for name, mode in modes.items():
+        (rig.folder / "a" / name).chmod(mode)
+    umask = os.umask(0o077)
+    try:
+        for source, target in (("./a", "k/"), ("k/", "other/"), ("other/", "./b")):
+            rig.sync(source, target)
+    finally:
+        os.umask(umask)
+    for name, mode in modes.items():
+        assert rig.lake.stat(f"{rig.bucket}/other/{name}/").mode == mode, name
+        assert (rig.folder / "b" / name).stat().st_mode & 0o777 == mode, name
+    (rig.folder / "a" / "closed").chmod(0o755)
+    for source, target in (("./a", "k/"), ("k/", "./b")):
+        rig.sync(source, target)
+    assert (rig.folder / "b" / "closed").stat().st_mode & 0o777 == 0o755
+
+
 def test_a_file_of_the_time_0_is_in_step_after_it_was_copied(rig: Rig) -> None:
     rig.write("a/old", mtime_ns=0)
     rig.sync("./a", "k/")
@@ -329,6 +351,15 @@ def test_nothing_is_written_through_a_link_of_the_target(rig: Rig) -> None:
     (rig.folder / "a" / "link").symlink_to("../elsewhere")
     totals = rig.sync("k/", "./a", delete=True)
     assert (rig.files("elsewhere"), totals.is_in_step) == ({"y": b"x"}, False)
+
+
+def test_empty_folders_get_their_modes(rig: Rig) -> None:
+    for name, mode in (("shut", 0o500), ("open", 0o775)):
+        (rig.folder / "a" / name).mkdir(parents=True)
+        (rig.folder / "a" / name).chmod(mode)
+    rig.sync("./a", "k/")
+    rig.sync("k/", "./b")
+    assert [(rig.folder / "b" / name).stat().st_mode & 0o777 for name in ("shut", "open")] == [0o500, 0o775]
 
 
 def test_empty_folders_are_made_and_removed(rig: Rig) -> None:
