@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -77,19 +78,20 @@ def get(
     if to_stdout and (as_json or recursive):
         raise InvalidArgument(f"stdout takes the content of one object: {target} goes with neither --json nor -r")
     with where.open() as lake:
-        places = _places(lake, name, target)
+        wanted = _wanted(lake, name, target, recursive, follow)
         if to_stdout:
-            for found, _ in places:
-                _print(lake, found, 0, ALL, _writer(stdout_descriptor(), "stdout"))
+            for one in wanted:
+                _print(lake, one.name, 0, ALL, _writer(stdout_descriptor(), "stdout"))
             return 0
-        total_bytes = _total_bytes(lake, [found for found, _ in places], recursive) if sys.stderr.isatty() else None
+        total_bytes = _total_bytes(lake, wanted) if sys.stderr.isatty() else None
+        keep_newer = recursive and not force
+        options = GetOptions(compare=recursive, replace=not no_clobber, follow=follow, keep_newer=keep_newer)
         with Account("get", total_bytes, as_json=as_json, quiet=quiet) as account:
-            for found, place in places:
-                if recursive:
-                    options = GetOptions(replace=not no_clobber, follow=follow, keep_newer=not force)
-                    _get_folder(lake, where, parse_name(found), place, options, account)
+            for one in wanted:
+                if one.is_folder:
+                    _get_folder(lake, where, parse_name(one.name), one.target, options, account)
                 else:
-                    _get_file(lake, found, place, not no_clobber, account)
+                    _get_file(lake, one.name, one.target, options, account)
         return account.finish()
 
 
@@ -125,35 +127,57 @@ def get_version(lake: Lake, text: str, target: str, version: str) -> None:
     driver.run(get_to_file(driver.steps, source, path, GetOptions(compare=False), Observer(), version))
 
 
-def _places(lake: Lake, text: str, target: str) -> list[tuple[str, str]]:
-    """Return what to get, each with its place: what a pattern matches goes into the folder, under its last name."""
+@dataclass(frozen=True)
+class _Wanted:
+    """One name to get.  `target`: the file, the folder that a file goes into, or the place of a whole folder."""
+
+    name: str
+    target: str
+    is_folder: bool
+
+
+def _wanted(lake: Lake, text: str, target: str, recursive: bool, follow: bool) -> list[_Wanted]:
+    """Return what to get: what a pattern matches goes into the folder `target`, under its last name.
+
+    Below it no link is followed, as in every get of a folder.
+    """
     from lakefs.trees.get_tree import make_local_folder
 
     if not is_meant(lake, text):
-        return [(text, target)]
+        return [_Wanted(text, target, recursive)]
     found = matches(lake, text)
     if target == "-" or (len(found) == 1 and not found[0].is_folder and not target.endswith("/")):
-        return [(str(name), target) for name in found]
-    places: dict[str, str] = {}
+        return [_Wanted(str(name), target, False) for name in found]
+    places: dict[str, Name] = {}
     for name in found:
-        place = os.path.join(target, name.key.rstrip("/").rpartition("/")[2] or name.bucket)
+        last = name.key.rstrip("/").rpartition("/")[2] or name.bucket
+        if last in (".", ".."):
+            raise InvalidName(f"{name} ends in no name that a file can have; get it by itself", subject=str(name))
+        place = os.path.join(target, last)
         if place in places:
             raise InvalidArgument(f"{places[place]} and {name} would both become {place}; get one by itself")
-        places[place] = str(name)
+        if recursive and name.is_folder and not follow and os.path.islink(place):
+            raise LocalFileError(
+                f"{place} is a symbolic link; give --follow to write where it points to", subject=place
+            )
+        places[place] = name
     make_local_folder(target)
-    return [(name, place) for place, name in places.items()]
+    return [
+        _Wanted(str(name), place if recursive and name.is_folder else target, recursive and name.is_folder)
+        for place, name in places.items()
+    ]
 
 
-def _total_bytes(lake: Lake, texts: Sequence[str], recursive: bool) -> int | None:
+def _total_bytes(lake: Lake, wanted: Sequence[_Wanted]) -> int | None:
     """Return the bytes that a get will fetch, for the bar; None if the get will raise the error itself."""
-    sources = [parse_name(text) for text in texts]
-    if not recursive:
-        driver = driver_of(lake)
-        stats = driver.run(driver.steps.stat_many(sources[:STATS_MAX]))
-        found = [stat.size_bytes for stat in stats if not isinstance(stat, LakeError)]
-        return sum(found) if len(found) == len(sources) else None
-    folders = [str(source) if source.is_folder else f"{source}/" for source in sources]
-    return sum(entry.size_bytes for folder in folders for entry in lake.ls(folder))
+    files = [parse_name(one.name) for one in wanted if not one.is_folder]
+    driver = driver_of(lake)
+    stats = driver.run(driver.steps.stat_many(files[:STATS_MAX])) if files else []
+    sizes = [found.size_bytes for found in stats if not isinstance(found, LakeError)]
+    if len(sizes) < len(files):
+        return None
+    folders = [one.name if one.name.endswith("/") else f"{one.name}/" for one in wanted if one.is_folder]
+    return sum(sizes) + sum(entry.size_bytes for folder in folders for entry in lake.ls(folder))
 
 
 def _get_folder(lake: Lake, where: Target, source: Name, target: str, options: GetOptions, account: Account) -> None:
@@ -167,16 +191,16 @@ def _get_folder(lake: Lake, where: Target, source: Name, target: str, options: G
     driver.run(get_tree(driver.steps, folder, target, options, account.observer))
 
 
-def _get_file(lake: Lake, text: str, target: str, replace: bool, account: Account) -> None:
+def _get_file(lake: Lake, text: str, target: str, options: GetOptions, account: Account) -> None:
     """Get one object into a file, or as a stream into a device or pipe.
 
     A link that the user names is followed.  A link inside a folder, under the object's name, is replaced.
     """
-    from lakefs.trees.get_file import GetOptions, get_to_file
+    from lakefs.trees.get_file import get_to_file
 
     source = _object_name(lake, text)
-    is_special = replace and is_stream(target)
-    path = os.path.realpath(target) if replace else target
+    is_special = options.replace and is_stream(target)
+    path = os.path.realpath(target) if options.replace else target
     if os.path.isdir(target) and not is_special:
         target = path = os.path.join(target, _last_name(lake, source, text))
     elif target.endswith("/"):
@@ -186,7 +210,6 @@ def _get_file(lake: Lake, text: str, target: str, replace: bool, account: Accoun
             if is_special:
                 outcome = _get_into_special(lake, source, target)
             else:
-                options = GetOptions(compare=False, replace=replace)
                 driver = driver_of(lake)
                 outcome = driver.run(get_to_file(driver.steps, source, path, options, account.observer))
     except LakeError as error:

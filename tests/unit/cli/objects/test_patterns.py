@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from cli.objects.patterns import _path_matches, folder_of
+from tests.odd_names import put_odd
 from tests.unit.cli.objects.conftest import Shell
 
 KEYS = ("a.bin", "b.txt", ".hidden", "d/x.bin", "d/deep/er/y.bin", "e/x.bin", "e/z/x.txt", "[1].bin", "new\nline.bin")
@@ -89,10 +90,42 @@ def test_get_puts_matches_into_a_folder_and_refuses_two_of_one_name(shell: Shell
     assert (tmp_path / "one.txt").read_text() == f"{bucket}/b.txt"
     shell.good("get", "-r", f"{bucket}/?/", tmp_path / "folders")
     assert (tmp_path / "folders" / "d" / "deep" / "er" / "y.bin").exists()
+    shell.good("get", "-r", f"{bucket}/[bd]*", tmp_path / "mixed")
+    assert sorted(path.name for path in (tmp_path / "mixed").iterdir()) == ["b.txt", "d"]
     done = shell("get", f"{bucket}/*/x.bin", tmp_path / "twice")
     assert done.code == 2
     assert "would both become" in done.err
     assert not (tmp_path / "twice").exists()
+
+
+def test_below_the_folder_no_link_is_followed_and_no_edit_lost(shell: Shell, bucket: str, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "precious").write_bytes(b"precious")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "d").symlink_to(tmp_path / "outside")
+    (tmp_path / "out" / "a.bin").symlink_to(tmp_path / "precious")
+    assert shell("get", "-r", f"{bucket}/*", tmp_path / "out").code == 74
+    shell.good("get", f"{bucket}/?.*", tmp_path / "out")
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+    assert list((tmp_path / "outside").iterdir()) == []
+    (tmp_path / "out" / "b.txt").write_bytes(b"an edit")
+    assert shell("get", "-r", f"{bucket}/?.*", tmp_path / "out").code == 1
+    assert (tmp_path / "out" / "b.txt").read_bytes() == b"an edit"
+    shell.good("get", "-r", "--follow", f"{bucket}/d/", tmp_path / "out" / "d")
+    assert (tmp_path / "outside" / "x.bin").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("-r",)])
+def test_a_match_that_no_file_can_be_called_leads_nowhere(
+    shell: Shell, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    bucket = f"dots{len(options)}"
+    put_odd(shell.lake, bucket, "d/../escaped", b"escaped")
+    put_odd(shell.lake, bucket, "d/..", b"dots")
+    done = shell("get", *options, f"{bucket}/d/*", tmp_path / "in" / "out")
+    assert done.code == 2
+    assert "ends in no name that a file can have" in done.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_cp_and_mv_put_matches_into_a_folder(shell: Shell, bucket: str) -> None:
