@@ -20,7 +20,7 @@ help: ## what there is to make
 setup: ## Debian packages and .venv in the checkout
 	@scripts/setup.sh
 
-clients: ## .venv-clients: the S3 clients that the tests drive; 2.6 GB
+clients: ## .venv-clients: the S3 clients that the tests drive; 3.2 GB
 	@scripts/clients.sh
 
 plugins: ## .venv-plugins: the libraries that the plug-ins are tested with; 2.8 GB

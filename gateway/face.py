@@ -40,7 +40,13 @@ class S3Face:
         self._certificates = certificates_of(config)
         self._door = self._made_door(lakes, config)
         lakes.door = self._door
-        service = S3Service(lakes, config.s3_region, config.s3_domains)
+        service = S3Service(
+            lakes,
+            config.s3_region,
+            config.s3_domains,
+            accepts_v2=config.s3_signature_v2,
+            accepts_sse=config.s3_accept_sse == "AES256",
+        )
         self._log: AccessLog | None = None
         if config.s3_access_log != "off":
             self._log = AccessLog(config.s3_access_log, config.s3_access_log_sample, lakes.offload)

@@ -12,7 +12,7 @@ wanted=$( (echo "$PWD"; "$python" --version; cat "$lock" "$npm_lock" "$0") | sha
 if [ -f "$target/stamp" ] && [ "$(cat "$target/stamp")" = "$wanted" ]; then
     exit 0
 fi
-echo "clients: making $target; 2.6 GB, a few minutes"
+echo "clients: making $target; 3.2 GB, a few minutes"
 rm -rf "$target"
 "$python" -m venv "$target"
 pip=("$target/bin/python" -m pip install --quiet --disable-pip-version-check)

@@ -41,6 +41,11 @@ SETTINGS: Final = {
         "host suffixes, with commas between: `s3.example.org` lets `models.s3.example.org` be bucket `models`",
         "none: buckets are named in paths only",
     ),
+    "s3_signature_v2": ("`on`: signatures of version 2 are accepted too; `off`: they are refused", "`off`"),
+    "s3_accept_sse": (
+        "`AES256`: requests that ask for this encryption are done, as the disks are encrypted; `off`: they are refused",
+        "`off`",
+    ),
     "s3_tls_cert": ("a PEM file: the certificate, and those up to a known one", "none: plain HTTP"),
     "s3_tls_key": ("a PEM file: the certificate's key, not encrypted", "none"),
     "s3_access_log": ("`off`, `stderr` or a file", "`off`"),

@@ -15,6 +15,10 @@ _OPTIONS: Final = (
         metavar="NAMES",
         help="Host suffixes, with commas between, behind the name of a bucket: BUCKET.s3.example.org.",
     ),
+    click.option("--s3-signature-v2", metavar="on|off", help="Accept signatures of version 2 too; off."),
+    click.option(
+        "--s3-accept-sse", metavar="AES256|off", help="Accept requests for encryption at rest: the disks have it; off."
+    ),
     click.option("--s3-access-log", metavar="FILE", help="One line of JSON for each S3 request; stderr; off for none."),
     click.option(
         "--s3-access-log-sample", metavar="1/N", help="Log one request of so many, and errors of ours always."

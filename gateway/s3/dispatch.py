@@ -35,8 +35,10 @@ from gateway.s3.operations import (
 from gateway.s3.operations.gathered import GatheredPuts
 from gateway.s3.protocol.cors import ORIGIN, answer_lines
 from gateway.s3.protocol.errors import S3Error, error_body, from_lake, internal_error, not_implemented
-from gateway.s3.protocol.headers import check_headers
+from gateway.s3.protocol.headers import SSE, SSE_AES256, check_headers
 from gateway.s3.protocol.operation import NOT_OFFERED, Operation
+from gateway.s3.protocol.signing import Signature
+from gateway.s3.protocol.sigv2 import authenticate_v2, is_version_2
 from gateway.s3.protocol.sigv4 import authenticate
 from gateway.s3.protocol.targets import Target, parse_target
 from gateway.s3.request.authorization import FRESH_S, KnownKeys, check_key, check_stranger
@@ -96,8 +98,21 @@ assert OPERATIONS.keys() == set(Operation), "each operation has its function"
 class S3Service:
     """Answers S3 requests from one store."""
 
-    def __init__(self, lakes: Lakes, region: str, domains: tuple[str, ...]) -> None:
-        """`region`: the one that clients sign for.  `domains`: host suffixes that follow a bucket's name."""
+    def __init__(
+        self,
+        lakes: Lakes,
+        region: str,
+        domains: tuple[str, ...],
+        *,
+        accepts_v2: bool = False,
+        accepts_sse: bool = False,
+    ) -> None:
+        """`region`: the one that clients sign for.  `domains`: host suffixes that follow a bucket's name.
+
+        `accepts_v2`: signatures of version 2 are checked, not refused.  `accepts_sse`: what asks for AES256 is done.
+        """
+        self._accepts_v2 = accepts_v2
+        self._accepts_sse = accepts_sse
         self._lakes = lakes
         self._region = region
         self._domains = domains
@@ -151,13 +166,13 @@ class S3Service:
         if request.failure is not None:
             request.target = parse_target(head, self._domains)
             with suppress(S3Error):  # it was proven at the door; the clock, or the keys, may have gone on
-                request.signature = authenticate(head, region=self._region, now_s=time.time(), find_key=self._keys.find)
+                request.signature = self._authenticated(head)
             raise request.failure
         if head.method == _PREFLIGHT:
             return await self._preflight(request)
         if self._keys.are_old:
             await self._keys.refresh()
-        signature = authenticate(head, region=self._region, now_s=time.time(), find_key=self._keys.find)
+        signature = self._authenticated(head)
         request.signature = signature
         target = request.target = parse_target(head, self._domains)
         if ORIGIN in head.headers and target.bucket:
@@ -169,8 +184,18 @@ class S3Service:
         headers = {**head.headers, **target.moved} if target.moved else head.headers
         if target.operation in NOT_OFFERED:
             raise not_implemented(target.operation.value)
-        check_headers(target.operation, headers)
-        return await OPERATIONS[target.operation](Call(request, target, headers, signature, self._lakes, self._region))
+        check_headers(target.operation, headers, accepts_sse=self._accepts_sse)
+        call = Call(request, target, headers, signature, self._lakes, self._region)
+        response = await OPERATIONS[target.operation](call)
+        if SSE in headers:
+            response.headers = [*response.headers, (SSE, SSE_AES256)]
+        return response
+
+    def _authenticated(self, head: RequestHead) -> Signature | None:
+        """Check and return the signature of a request; None if it carries none.  S3Error."""
+        if self._accepts_v2 and is_version_2(head):
+            return authenticate_v2(head, domains=self._domains, now_s=time.time(), find_key=self._keys.find)
+        return authenticate(head, region=self._region, now_s=time.time(), find_key=self._keys.find)
 
     async def _preflight(self, request: Request) -> Response:
         """Answer a preflight.  A browser signs none, even if the URL has a signature: that is of the next request."""

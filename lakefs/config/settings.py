@@ -88,6 +88,10 @@ class Config:
     """The region that S3 clients sign for."""
     s3_domains: tuple[str, ...] = ()
     """Host suffixes that follow a bucket's name (virtual-host style)."""
+    s3_signature_v2: bool = False
+    """True if requests that are signed with version 2 are accepted."""
+    s3_accept_sse: str = "off"
+    """`AES256` if requests that ask for encryption at rest are done, as the disks are encrypted; else `off`."""
     s3_tls_cert: Path | None = None
     s3_tls_key: Path | None = None
     """Certificate chain and key in PEM; both or neither.  With them S3 is served over TLS only."""
@@ -278,6 +282,8 @@ def _closest(text: str, known: list[str], prefix_length: int) -> str | None:
 
 def _checked(name: str, given: _Given) -> object:
     value = folders_text(given.value) if name == "data" and is_list_of_texts(given.value) else given.value
+    if isinstance(value, bool) and _SETTINGS[name].is_switch:
+        value = _SETTINGS[name].text(value)
     if not isinstance(value, str):
         raise ConfigError(f"{given.origin}: {name} must be text in quotes, not {type(value).__name__}", subject=name)
     try:
@@ -364,6 +370,8 @@ class _Kind(NamedTuple):
 
     parse: Callable[[str], object]
     text: Callable[[Any], str] = str
+    is_switch: bool = False
+    """A file may say true or false, too."""
 
 
 def _or(word: str, parse: Callable[[str], object]) -> _Kind:
@@ -385,6 +393,12 @@ def _rdma(text: str) -> str:
     return text
 
 
+def _sse(text: str) -> str:
+    if text not in ("off", "AES256"):
+        raise InvalidArgument(f"{text!r} is neither AES256 nor off")
+    return text
+
+
 def _switch(on: str) -> _Kind:
     """Return the kind of a setting that is True when the text is `on`, False when it is `off`."""
 
@@ -393,7 +407,7 @@ def _switch(on: str) -> _Kind:
             raise InvalidArgument(f"{text!r} is neither {on} nor off")
         return text.lower() == on
 
-    return _Kind(parse, lambda value: on if value else "off")
+    return _Kind(parse, lambda value: on if value else "off", True)
 
 
 _SETTINGS: Final[Mapping[str, _Kind]] = {
@@ -404,6 +418,8 @@ _SETTINGS: Final[Mapping[str, _Kind]] = {
     "s3": _or("off", parse_address),
     "s3_region": _Kind(_region),
     "s3_domains": _Kind(_domains, ",".join),
+    "s3_signature_v2": _switch("on"),
+    "s3_accept_sse": _Kind(_sse),
     "s3_tls_cert": _or("", parse_path),
     "s3_tls_key": _or("", parse_path),
     "s3_access_log": _word_or_path("off", "stderr"),

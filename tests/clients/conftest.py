@@ -17,7 +17,7 @@ def engine_gateway() -> Iterator[Gateway]:
     """Run the engine, with S3 on a port of its own, and a domain for buckets named in the host."""
     # Not pytest's folder: a socket's path must be short.
     with TemporaryDirectory(prefix="lake-") as path:
-        options = ("--s3", "127.0.0.1:0", "--s3-domains", DOMAIN)
+        options = ("--s3", "127.0.0.1:0", "--s3-domains", DOMAIN, "--s3-accept-sse", "AES256")
         with serving(Path(path), *options) as served:
             yield gateway_of(served, Path(path))
 

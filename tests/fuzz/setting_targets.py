@@ -109,6 +109,8 @@ _SETTINGS: Final = (
     b"[::1]:0",
     b"eu-lake-1",
     b"s3.example.org,s3.local",
+    b"on",
+    b"AES256",
     b"/etc/cert",
     b"/etc/key",
     b"stderr",
@@ -174,7 +176,7 @@ SETTING_TARGETS: Final = (
     Target(
         "settings",
         read_setting,
-        [bytes([number]) + text for number, text in enumerate(_SETTINGS) if number not in (7, 8)],
+        [bytes([number]) + text for number, text in enumerate(_SETTINGS) if number not in (9, 10)],
         _TEXT_TOKENS,
         _REFUSED,
     ),

@@ -31,6 +31,9 @@ from lakefs.wire.messages import Condition
 
 META: Final = b"x-amz-meta-"
 """In a list: every header with this prefix."""
+SSE: Final = b"x-amz-server-side-encryption"
+SSE_AES256: Final = b"AES256"
+"""Refused, or with `s3_accept_sse` accepted where objects are made, and answered; nothing is encrypted for it."""
 _SHOWN_BYTES: Final = 64
 
 # The signature's own, the SDK's name and S3's, the payer (no one pays here), and the owner, which is checked.
@@ -137,7 +140,7 @@ _CONDITIONS: Final[Mapping[Operation, frozenset[bytes]]] = {
 """HTTP's conditions that each request which changes something honours."""
 
 
-def check_headers(operation: Operation, headers: Mapping[bytes, bytes]) -> None:
+def check_headers(operation: Operation, headers: Mapping[bytes, bytes], *, accepts_sse: bool = False) -> None:
     """Raise S3Error: NotImplemented for a header or condition that the operation does not understand, AccessDenied for
     another owner, InvalidRequest for a checksum that is announced and not sent."""
     if operation not in READING:
@@ -149,6 +152,13 @@ def check_headers(operation: Operation, headers: Mapping[bytes, bytes]) -> None:
     for name, value in headers.items():
         if name[:6] != b"x-amz-":
             continue
+        if name == SSE and value == SSE_AES256 and META in understood:
+            if accepts_sse:
+                continue
+            raise not_implemented(
+                f"{operation.value} with the header {_text(name)}: {_text(value)} (the setting "
+                's3_accept_sse = "AES256" accepts it, where the disks are encrypted)'
+            )
         if name not in understood and not (META in understood and name.startswith(META)):
             raise not_implemented(f"{operation.value} with the header {_text(name)}")
         if name in ONLY and value not in ONLY[name]:

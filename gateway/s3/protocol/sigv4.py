@@ -106,22 +106,22 @@ def _by_header(
     given = authorization[-_SIGNATURE_BYTES:]
     headers = head.headers
     if b"x-amz-security-token" in headers:
-        raise _no_tokens()
+        raise no_tokens()
     timestamp = headers.get(b"x-amz-date") or _stamp_of_date(headers.get(b"date"))
     if timestamp is None:
         raise S3Error(403, "AccessDenied", "a signed request needs an x-amz-date or a Date header")
-    signed_s = _epoch(timestamp[:_TIMESTAMP_BYTES_KEPT])
+    signed_s = epoch_of_stamp(timestamp[:_TIMESTAMP_BYTES_KEPT])
     if signed_s is None or timestamp[:8].decode() != claim.date:
         raise S3Error(403, "AccessDenied", "x-amz-date is not a time on the day of the credential's scope")
     if claim.region != region:
         raise _wrong_region(400, "AuthorizationHeaderMalformed", claim.region, region)
     content = _content_of_header(headers, claim)
-    payload = _payload(content)
+    payload = payload_of(content)
     if abs(now_s - signed_s) > S3_CLOCK_SKEW_S:
         raise S3Error(
             403, "RequestTimeTooSkewed", "The difference between the request time and the current time is too large."
         )
-    key = _known(claim.access_key, find_key)
+    key = known_key(claim.access_key, find_key)
     return _proven(head, claim, key, head.query, timestamp, payload, content, given, signed_s)
 
 
@@ -155,7 +155,7 @@ def _by_query(head: RequestHead, region: str, now_s: float, find_key: Callable[[
     if parameters.get("X-Amz-Algorithm", b"") != ALGORITHM:
         raise _query_refused("X-Amz-Algorithm only supports AWS4-HMAC-SHA256")
     claim = _claim(credential, signed, "AuthorizationQueryParametersError")
-    signed_s = _epoch(timestamp[:_TIMESTAMP_BYTES_KEPT])
+    signed_s = epoch_of_stamp(timestamp[:_TIMESTAMP_BYTES_KEPT])
     if signed_s is None or timestamp[:8].decode() != claim.date:
         raise _query_refused("X-Amz-Date is not a time on the day of the credential's scope")
     if claim.region != region:
@@ -167,15 +167,16 @@ def _by_query(head: RequestHead, region: str, now_s: float, find_key: Callable[[
     if now_s > signed_s + int(expires_text):
         raise S3Error(403, "AccessDenied", "Request has expired")
     if "X-Amz-Security-Token" in parameters:
-        raise _no_tokens()
+        raise no_tokens()
     content = head.headers.get(_CONTENT_SHA256) or parameters.get("X-Amz-Content-Sha256", b"UNSIGNED-PAYLOAD")
-    key = _known(claim.access_key, find_key)
-    payload = _payload(content)
+    key = known_key(claim.access_key, find_key)
+    payload = payload_of(content)
     expires_s = int(expires_text)
     return _proven(head, claim, key, unsigned_query, timestamp, payload, content, given, signed_s, expires_s)
 
 
-def _known(access_key: str, find_key: Callable[[str], AccessKey | None]) -> AccessKey:
+def known_key(access_key: str, find_key: Callable[[str], AccessKey | None]) -> AccessKey:
+    """Return the key pair of an access key.  S3Error InvalidAccessKeyId."""
     key = find_key(access_key)
     if key is None:
         raise S3Error(403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records.")
@@ -321,7 +322,8 @@ def _presigned_parameters(query: bytes) -> tuple[dict[str, bytes], bytes]:
     return parameters, b"&".join(kept)
 
 
-def _payload(content: bytes) -> Payload:
+def payload_of(content: bytes) -> Payload:
+    """Return the kind of a body that x-amz-content-sha256 states.  S3Error."""
     payload = _PAYLOADS.get(content)
     if payload is not None:
         return payload
@@ -343,7 +345,7 @@ def _signing_key(secret_key: str, date: str, region: str) -> SigningKey:
 
 
 @lru_cache(maxsize=1024)
-def _epoch(timestamp: bytes) -> int | None:
+def epoch_of_stamp(timestamp: bytes) -> int | None:
     """Parse `YYYYMMDDTHHMMSSZ` to seconds since 1970; None if it is no time."""
     match = _TIMESTAMP.fullmatch(timestamp)
     if match is None:
@@ -359,7 +361,10 @@ def _wrong_mechanism() -> S3Error:
     return S3Error(
         400,
         "InvalidRequest",
-        "The authorization mechanism you have provided is not supported. Please use AWS4-HMAC-SHA256.",
+        "The authorization mechanism you have provided is not supported. Please use AWS4-HMAC-SHA256: "
+        'boto3 and the aws cli presign with it by signature_version="s3v4" (Config(signature_version="s3v4"), '
+        "aws configure set default.s3.signature_version s3v4), or where the server's s3_region and theirs is another "
+        'than us-east-1; the server accepts version 2 with s3_signature_v2 = "on".',
     )
 
 
@@ -371,5 +376,6 @@ def _wrong_region(status: int, code: str, given: str, region: str) -> S3Error:
     )
 
 
-def _no_tokens() -> S3Error:
+def no_tokens() -> S3Error:
+    """Return the refusal of a session token."""
     return S3Error(400, "InvalidToken", "this store gives out no session tokens; use an access key of its own")

@@ -55,6 +55,13 @@ _OF_SIGNATURES: Final = {
 """Parameters that `gateway.s3.protocol.sigv4` reads, and in no other spelling."""
 
 
+OF_SIGNATURE_V2: Final = ("AWSAccessKeyId", "Signature", "Expires")
+"""Parameters that `gateway.s3.protocol.sigv2` reads; together they are no parameters of an operation."""
+_V2: Final = frozenset(OF_SIGNATURE_V2)
+_MOVED_BY_V2: Final = _V2 | {"content-md5", "content-type"}
+"""botocore also writes these headers into the query that it signs."""
+
+
 class Target(msgspec.Struct, frozen=True):
     """`bucket` "" is the service, `key` "" the bucket itself.  `parameters`: decoded, "" for one without a value.
 
@@ -154,7 +161,7 @@ def parse_target(head: RequestHead, domains: tuple[str, ...] = ()) -> Target:
     S3Error: InvalidURI, InvalidBucketName, KeyTooLongError, NotImplemented, MethodNotAllowed, InvalidArgument.
     """
     path = head.path
-    bucket = _bucket_of_host(head.authority[:_HOST_BYTES_KEPT], domains) if domains else ""
+    bucket = bucket_of_host(head.authority, domains)
     if bucket:
         raw_key = path[1:]
     else:
@@ -166,6 +173,8 @@ def parse_target(head: RequestHead, domains: tuple[str, ...] = ()) -> Target:
         raise bad_bucket(bucket, invalid_bucket_name(bucket))
     key = _key(raw_key) if raw_key else ""
     sent = parse_query(head.query) if head.query else {}
+    if sent.keys() >= _V2:
+        sent = {name: value for name, value in sent.items() if name not in _MOVED_BY_V2}
     parameters = {name: value for name, value in sent.items() if not _is_amz(name)}
     moved = {} if len(parameters) == len(sent) else _moved_headers(sent, head.headers)
     level = Level.OBJECT if key else Level.BUCKET if bucket else Level.SERVICE
@@ -173,6 +182,11 @@ def parse_target(head: RequestHead, domains: tuple[str, ...] = ()) -> Target:
     if b"x-amz-copy-source" in head.headers or b"x-amz-copy-source" in moved:
         operation = _COPIES.get(operation, operation)
     return Target(operation, bucket, key, parameters, moved)
+
+
+def bucket_of_host(authority: bytes, domains: tuple[str, ...]) -> str:
+    """Return the bucket that the Host names before one of the suffixes; "" for none.  S3Error if it is no host."""
+    return _bucket_of_host(authority[:_HOST_BYTES_KEPT], domains) if domains else ""
 
 
 def parse_copy_source(value: bytes) -> tuple[str, str, str]:

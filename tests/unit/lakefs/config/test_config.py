@@ -40,6 +40,8 @@ def test_nothing_given_gives_the_documented_defaults(monkeypatch: pytest.MonkeyP
         "s3": "127.0.0.1:9000",
         "s3_region": "us-east-1",
         "s3_domains": "",
+        "s3_signature_v2": "off",
+        "s3_accept_sse": "off",
         "s3_tls_cert": "",
         "s3_tls_key": "",
         "s3_access_log": "off",
@@ -162,6 +164,7 @@ def test_a_variable_in_other_case_is_taken_for_a_slip() -> None:
         ('admin = "127.0.0.1:65536"\n', "port must be a number from 0 to 65535"),
         ('log_level = "loud"\n', "debug, info, warning, error"),
         ('strict_permissions = "yes"\n', "neither on nor off"),
+        ('s3_accept_sse = "aws:kms"\n', "neither AES256 nor off"),
         ('socket_group = "a b"\n', "not the name of a group"),
         ('data = ""\n', "not a path"),
         ('data = "x\\u0000y"\n', "not a path"),
@@ -354,3 +357,11 @@ def test_one_folder_is_one_engine_s(tmp_path: Path) -> None:
 def test_a_list_of_folders_that_cannot_be_used_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         load(file=_file(tmp_path, text), environ={})
+
+
+@pytest.mark.usefixtures("no_system_file")
+@pytest.mark.parametrize(("text", "expected"), [("true", True), ("false", False), ('"on"', True), ('"off"', False)])
+def test_a_switch_in_a_file_may_be_true_or_false(tmp_path: Path, text: str, expected: bool) -> None:
+    file = tmp_path / "engine.toml"
+    file.write_text(f"s3_signature_v2 = {text}\n")
+    assert load(file=file, environ={}).s3_signature_v2 is expected

@@ -63,6 +63,18 @@ def test_what_an_operation_does_not_know_is_refused(operation: Operation) -> Non
         assert refusal(operation, x_amz_meta_a=b"1") == (501, "NotImplemented")
 
 
+def test_encryption_at_rest_is_refused_by_the_name_of_its_setting_or_accepted_by_it() -> None:
+    asked = {b"x-amz-server-side-encryption": b"AES256"}
+    for operation in (Operation.PUT_OBJECT, Operation.COPY_OBJECT, Operation.CREATE_MULTIPART_UPLOAD):
+        with pytest.raises(S3Error, match='s3_accept_sse = "AES256"'):
+            check_headers(operation, asked)
+        check_headers(operation, asked, accepts_sse=True)
+        with pytest.raises(S3Error, match="not offered"):
+            check_headers(operation, {b"x-amz-server-side-encryption": b"aws:kms"}, accepts_sse=True)
+    with pytest.raises(S3Error, match="not offered"):
+        check_headers(Operation.GET_OBJECT, asked, accepts_sse=True)
+
+
 def test_a_secret_in_a_refused_header_is_not_repeated() -> None:
     with pytest.raises(S3Error) as caught:
         check_headers(Operation.GET_OBJECT, {b"x-amz-server-side-encryption-customer-key": b"c2VjcmV0"})

@@ -325,6 +325,8 @@ def test_version_2_signatures_are_refused_not_anonymous() -> None:
         with pytest.raises(S3Error) as caught:
             authenticate(replace(head, query=query), region=REGION, now_s=0, find_key=lambda _: KEY)
         assert caught.value.code == "InvalidRequest"
+        for remedy in ('signature_version="s3v4"', "us-east-1", 's3_signature_v2 = "on"'):
+            assert remedy in caught.value.message
 
 
 def test_secrets_are_in_no_repr() -> None:
