@@ -63,12 +63,24 @@ class SegmentKind(IntEnum):
 
 
 class NodeKind(IntEnum):
-    """The kind of a node; HIDDEN holds the rest of names split at 480 bytes."""
+    """The kind of a node; HIDDEN holds the rest of names split at 480 bytes.
+
+    From PIPE on: special nodes of file systems, without content (ReadOnlyFeature.SPECIAL_NODES).
+    """
 
     FOLDER = 1
     OBJECT = 2
     SYMLINK = 3
     HIDDEN = 4
+    PIPE = 5
+    SOCKET = 6
+    CHARACTER_DEVICE = 7
+    BLOCK_DEVICE = 8
+
+    @property
+    def is_special(self) -> bool:
+        """True for pipes, sockets and devices."""
+        return self >= NodeKind.PIPE
 
 
 _NODE_KINDS: Final = {int(kind): kind for kind in NodeKind}
@@ -307,6 +319,7 @@ class Attributes(msgspec.Struct, frozen=True, omit_defaults=True):
     `tags` are texts under texts, beside the metadata.
     `version` is the number of the version that the node is, of a version `null` with a minus; 0 for one that was made
     where no versions were kept.
+    `device` is the number of a device, 0 for all else.
     """
 
     etag: bytes = msgspec.field(default=b"", name="e")
@@ -321,6 +334,7 @@ class Attributes(msgspec.Struct, frozen=True, omit_defaults=True):
     upload: bytes = msgspec.field(default=b"", name="u")
     tags: dict[str, str] = msgspec.field(default_factory=dict, name="g")
     version: int = msgspec.field(default=0, name="v")
+    device: int = msgspec.field(default=0, name="d")
 
 
 NO_ATTRIBUTES: Final = Attributes()
@@ -329,7 +343,7 @@ _attributes_decoder: Final = msgspec.msgpack.Decoder(Attributes)
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder, object or symlink.  `blob` is None for a folder without content of its own."""
+    """A folder, object, symlink or special node.  `blob` is None for a folder without content of its own."""
 
     kind: NodeKind
     blob: BlobId | None = None

@@ -248,6 +248,7 @@ class ListEntry(Message, frozen=True):
     ctime_ns: int = 0
     atime_ns: int | None = None
     checksum_names: list[str] = []
+    device: int = 0
 
 
 class Listed(Message, frozen=True):
