@@ -21,6 +21,7 @@ import msgspec
 from crc32c import crc32c
 from msgspec.structs import astuple
 
+from engine.format.node_kinds import EtagKind as EtagKind, NodeKind as NodeKind
 from lakefs.content.verify import vector_bytes
 from lakefs.errors import IndexDamaged, StoreUnusable
 from lakefs.ids import Birth, BlobId, BootId, ChunkId, DomainIndex, NodeId, SegmentId
@@ -62,39 +63,8 @@ class SegmentKind(IntEnum):
     SMALL = 2
 
 
-class NodeKind(IntEnum):
-    """The kind of a node; HIDDEN holds the rest of names split at 480 bytes.
-
-    From PIPE on: special nodes of file systems, without content (ReadOnlyFeature.SPECIAL_NODES).
-    """
-
-    FOLDER = 1
-    OBJECT = 2
-    SYMLINK = 3
-    HIDDEN = 4
-    PIPE = 5
-    SOCKET = 6
-    CHARACTER_DEVICE = 7
-    BLOCK_DEVICE = 8
-
-    @property
-    def is_special(self) -> bool:
-        """True for pipes, sockets and devices."""
-        return self >= NodeKind.PIPE
-
-
 _NODE_KINDS: Final = {int(kind): kind for kind in NodeKind}
 """Kinds by number: a look-up costs a fifth of a call of the enumeration."""
-
-
-class EtagKind(IntEnum):
-    """The source of a node's ETag."""
-
-    DERIVED = 0  # first 32 hex digits of the digest, "-", chunk count
-    MD5 = 1  # attributes hold 16 bytes
-    MULTIPART = 2  # attributes hold the text md5-N
-
-
 _ETAG_KINDS: Final = tuple(EtagKind)
 
 SUPERBLOCK: Final = Layout(

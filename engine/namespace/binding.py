@@ -95,7 +95,7 @@ class Binder:
     def bind(self, binding: Binding) -> Resolved:
         """Bind one name; see the function `bind`."""
         txn, bucket, key, condition = self.txn, binding.bucket, binding.key, binding.condition
-        path = check_key(key)
+        path = check_key(key, None)
         is_folder = path.endswith(b"/")
         node = _record_for(binding.node, bucket, key, is_folder)
         record = node.pack()
@@ -106,6 +106,8 @@ class Binder:
         folder, name = (bucket.node, path[:cut]), path[cut:]
         place = self.find(folder, name)
         old = child_at(txn, place)
+        if old is None:
+            check_key(key)
         if condition != NO_CONDITION:
             check_condition(txn, condition, condition_subject(txn, old, is_folder), bucket, key, place)
         if binding.keep_node:

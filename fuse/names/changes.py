@@ -67,7 +67,7 @@ class Changes:
         if self._table.holds_buckets(parent):
             return await self._make_bucket(parent, name)
         _check_free(parent, name)
-        bucket, key = self._lookups.key(parent, name, folder=True)
+        bucket, key = self._lookups.new_key(parent, name, folder=True)
         attributes = _new_attributes(parent, mode, ctx, FOLDER)
 
         def request() -> MakeFolder:
@@ -116,7 +116,7 @@ class Changes:
         """Add an empty file whose name is made by its first commit; the caller has seen just now that it is absent."""
         if self._table.holds_buckets(parent):
             raise FUSEError(errno.EPERM)
-        self._lookups.key(parent, name)
+        self._lookups.new_key(parent, name)
         attributes = _new_attributes(parent, mode, ctx)
         now = attributes.mtime_ns
         shown = Attributes(OBJECT, 0, attributes.mode, attributes.uid, attributes.gid, now, now)
@@ -138,7 +138,7 @@ class Changes:
         if kind is None or not is_kept or self._table.holds_buckets(parent):
             raise FUSEError(errno.EPERM)
         _check_free(parent, name)
-        bucket, key = self._lookups.key(parent, name)
+        bucket, key = self._lookups.new_key(parent, name)
         attributes = _new_attributes(parent, mode, ctx)
         number = device if modes.S_ISCHR(mode) or modes.S_ISBLK(mode) else 0
 
@@ -153,7 +153,7 @@ class Changes:
         if self._table.holds_buckets(parent):
             raise FUSEError(errno.EPERM)
         _check_free(parent, name)
-        bucket, key = self._lookups.key(parent, name)
+        bucket, key = self._lookups.new_key(parent, name)
         attributes = _new_attributes(parent, mode, ctx)
 
         def request() -> PutObjects:
@@ -167,7 +167,7 @@ class Changes:
         if self._table.holds_buckets(parent):
             raise FUSEError(errno.EPERM)
         _check_free(parent, name)
-        bucket, key = self._lookups.key(parent, name)
+        bucket, key = self._lookups.new_key(parent, name)
         attributes = _new_attributes(parent, 0o777, ctx)
 
         def request() -> MakeSymlink:

@@ -27,6 +27,8 @@ def served() -> Iterator[Served]:
         with lakefs.connect(engine.server) as client:
             for name in ("bkt/k/a", "bkt/k/c"):
                 client.put(name, b"1", create_bucket=True)
+            for length in (1024, 1025, 4095):
+                client.put("long/" + "n" * length, b"1", create_bucket=True)
             for key, (kind, device) in SPECIAL.items():
                 driver_of(client).run(send(MakeNode("bkt", key, kind, ObjectAttributes(mode=0o640), device)))
         yield engine
@@ -69,3 +71,9 @@ def test_the_commands_name_them_and_fetch_the_rest(served: Served, tmp_path: Pat
     assert done.code == 0
     single = served("get", "bkt/k/0-pipe", tmp_path / "single")
     assert (single.code != 0, "is a pipe" in single.err) == (True, True)
+
+
+def test_s3_lists_no_key_that_it_does_not_take(s3: Signer, served: Served) -> None:
+    assert [len(key) for key in listed(s3, "long")] == [1024]
+    assert s3.ask("GET", "/long?encoding-type=url&versions=").body.count(b"<Version>") == 1
+    assert [len(line) for line in served.good("ls", "long").lines] == [1024, 1025, 4095]

@@ -252,7 +252,7 @@ PROBES: Final[tuple[tuple[str, str, Callable[[Path], object]], ...]] = (
     ("fcntl locks", "on this mount only", _lock_record),
     ("statvfs", "of the store's disk", os.statvfs),
     ("a name that is not UTF-8", "", _name(b"\xff")),
-    ("a name of 256 bytes", "255 a component, 1,024 a key", _name(b"n" * 256)),
+    ("a name of 256 bytes", "255 a component, 4,095 a path", _name(b"n" * 256)),
 )
 
 

@@ -39,10 +39,6 @@ KNOWN: Final[tuple[Known, ...]] = (
     ),
     Known("the name *gives ('error', 'EILSEQ')*", "Names are UTF-8: others are refused with `EILSEQ`."),
     Known(
-        "folders in folders over 1,024 bytes: *'ENAMETOOLONG')*",
-        "A path below its bucket has at most 1,024 bytes: beyond that `ENAMETOOLONG`.",
-    ),
-    Known(
         "xattr name 'system.posix_acl_acc'*removexattr*'ENOTSUP')*",
         "ACLs are not offered: no file has one, and setting or removing one is refused with `EOPNOTSUPP`.",
     ),

@@ -61,7 +61,7 @@ def test_tar_rsync_and_cp_keep_pipes_sockets_and_devices(tree: Path, here: Path,
     catch_up(here, there)
 
     def nodes(folder: Path) -> dict[str, tuple[int, int, int]]:
-        """What is no file or folder: mode, number, and time in seconds, which is what rsync and tar compare."""
+        """Return mode, number and time of each special node and symlink; rsync and tar compare seconds."""
         found = {path.name: path.lstat() for path in folder.iterdir()}
         return {
             name: (each.st_mode, each.st_rdev, int(each.st_mtime))

@@ -21,6 +21,7 @@ from gateway.s3.protocol.attributes import checksum_type
 from gateway.s3.protocol.errors import invalid_argument
 from gateway.s3.protocol.xml import OWNER, document, element, url_encoded
 from gateway.s3.request.call import Call, whole_number, xml_response
+from lakefs.limits import S3_KEY_BYTES_MAX
 from lakefs.wire.messages import SPECIAL_KINDS, Listed, ListEntry, ListNames, VersionEntry
 
 KEYS_MAX: Final = 1000
@@ -88,8 +89,8 @@ async def _listed(call: Call, after: str, delimiter: str, limit: int, prefix: st
 
 
 def is_listed(entry: ListEntry | VersionEntry) -> bool:
-    """Return True for what S3 lists: not for pipes, sockets and devices, which a mount has made."""
-    return entry.kind not in SPECIAL_KINDS
+    """Return True for what S3 lists: not for what only a mount can make, pipes, sockets, devices and longer keys."""
+    return entry.kind not in SPECIAL_KINDS and len(entry.key.encode()) <= S3_KEY_BYTES_MAX
 
 
 async def _rolled_up_by_store(call: Call, after: str, passed: str, delimiter: str, limit: int) -> Page:
