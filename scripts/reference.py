@@ -23,7 +23,8 @@ PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
 HEAD: Final = """\
 # Reference
 
-Written by `make docs` from the code; do not edit.
+Written by `make docs` from the code; do not edit.  How `lake sync` and `lake diff` compare with rclone, mc, aws s3 and
+juicefs: [moving trees](moving.md#beside-other-tools).
 """
 
 SETTINGS: Final = {

@@ -8,7 +8,8 @@ import click
 
 from cli.terminal.output import iso_time, json_option, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
-from lakefs.errors import InvalidName
+from lakefs.errors import BucketNotFound, InvalidName
+from lakefs.names import parse_name, shown
 
 if TYPE_CHECKING:
     from lakefs.wire.messages import BucketStat
@@ -83,7 +84,10 @@ def set_(where: Target, name: str, anonymous_read: bool | None, versioning: str 
 def rm(where: Target, name: str, as_json: bool) -> None:
     """Remove an empty bucket; lake rm -r NAME empties it."""
     with where.open() as lake:
-        lake.remove_bucket(_bucket_name(name))
+        try:
+            lake.remove_bucket(_bucket_name(name))
+        except BucketNotFound as error:
+            raise not_there(name) from error
     if as_json:
         write_json({"removed": _bucket_name(name)})
 
@@ -98,10 +102,14 @@ def _shown(found: BucketStat) -> dict[str, object]:
     }
 
 
+def not_there(text: str) -> BucketNotFound:
+    """Return the error for a bucket that somebody wants to remove something of: nobody wants it made."""
+    bucket = parse_name(text).bucket
+    return BucketNotFound(f"bucket {shown(bucket)} does not exist; see which do with: lake bucket ls", subject=bucket)
+
+
 def _bucket_name(text: str) -> str:
     """Return the bucket of a text that may be written as `lake://NAME/`."""
-    from lakefs.names import parse_name
-
     name = parse_name(text)
     if name.key:
         raise InvalidName(f"{text!r} names an object or folder, not a bucket", subject=text)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.terminal.output import iso_time, json_option, write_json, write_line
+from cli.terminal.output import escaped, iso_time, json_option, notice, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ def create(where: Target, buckets: tuple[str, ...], read_only: bool, as_json: bo
     """
     with where.open(create=True) as lake:
         made = lake.create_access_key(buckets=buckets, read_only=read_only)
+        missing = [name for name in buckets if not lake.exists(name)]
+    for name in missing:
+        bucket = escaped(name)
+        notice(f"lake: bucket {bucket} does not exist yet; until it does, the key opens nothing there: lake bucket ls")
     if as_json:
         write_json({"access_key": made.access_key, "secret_key": made.secret_key} | _limits(made))
         return

@@ -102,7 +102,7 @@ def _put_files(
     from lakefs.trees.put_tree import put_tree
     from lakefs.trees.walk import Walk, WalkOptions
 
-    walk_options = WalkOptions(follow, refused)
+    walk_options = WalkOptions(follow, folders=True, refused=refused)
     walks = [Walk(source, name.key, walk_options) for source, name in places]
     driver = driver_of(lake)
     driver.run(put_tree(driver.steps, walks, places[0][1].bucket, options, account.observer))

@@ -30,6 +30,8 @@ def list_(where: Target, as_json: bool) -> None:
     if as_json:
         write_json({"spaces": [_members(space) for space in spaces]})
         return
+    if spaces:
+        write_line(f"{'VALUES':>12}  {'SIZE':>10}  {'QUOTA':>10}  SPACE")
     for space in spaces:
         quota = human_bytes(space.quota_bytes) if space.quota_bytes else "no quota"
         write_line(f"{space.entries:>12}  {human_bytes(space.value_bytes):>10}  {quota:>10}  {escaped(space.name)}")

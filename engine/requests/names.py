@@ -33,6 +33,7 @@ from engine.namespace.buckets import (
     remove_bucket,
     set_bucket,
     to_bucket_stat,
+    whole_bucket_stat,
 )
 from engine.namespace.exchange import exchange
 from engine.namespace.listing import list_names, list_versions
@@ -100,10 +101,12 @@ class NameRequests:
 
     @handles(m.BucketList)
     async def bucket_list(self, request: m.BucketList) -> Reply:
-        def look(view: View) -> list[BucketRef]:
-            return [find_bucket(view, request.name)] if request.name else list_buckets(view)
+        def look(view: View) -> list[m.BucketStat]:
+            if request.name:
+                return [whole_bucket_stat(view, find_bucket(view, request.name))]
+            return [to_bucket_stat(bucket) for bucket in list_buckets(view)]
 
-        return _buckets(await self._decisions.look(look))
+        return Reply(m.Buckets(await self._decisions.look(look)))
 
     # --- changing ----------------------------------------------------------------------------------
 
@@ -252,7 +255,7 @@ class NameRequests:
         def decide(txn: Transaction) -> BucketRef:
             return create_bucket(txn, request.name, self._store.clock.wall_ns())
 
-        return _buckets([await self._decisions.change(client, decide)])
+        return Reply(m.Buckets([to_bucket_stat(await self._decisions.change(client, decide))]))
 
     @handles(m.BucketRemove)
     async def bucket_remove(self, client: Client, request: m.BucketRemove) -> Reply:
@@ -264,10 +267,11 @@ class NameRequests:
         if request.versioning is not None:
             await self._store.features.begin_to_use(ReadOnlyFeature.VERSIONS)
 
-        def decide(txn: Transaction) -> BucketRef:
-            return set_bucket(txn, request.name, request.anonymous_read, request.versioning)
+        def decide(txn: Transaction) -> m.BucketStat:
+            return whole_bucket_stat(txn, set_bucket(txn, request))
 
-        return _buckets([await self._decisions.change(client, decide, grows=False)])
+        grows = bool(request.tags or request.cors)
+        return Reply(m.Buckets([await self._decisions.change(client, decide, grows=grows)]))
 
     # --- access keys -------------------------------------------------------------------------------
 
@@ -367,7 +371,3 @@ def one_result(bucket: str, key: str, found: Resolved) -> m.NameResult:
 def one_name(bucket: str, key: str, found: Resolved) -> Reply:
     """Return the reply about one name."""
     return Reply(m.NameResults([one_result(bucket, key, found)]))
-
-
-def _buckets(found: Sequence[BucketRef]) -> Reply:
-    return Reply(m.Buckets([to_bucket_stat(bucket) for bucket in found]))

@@ -16,7 +16,7 @@ from engine.upkeep.index_upkeep import index_state
 from lakefs.errors import LakeError
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, INFLIGHT_PER_CONNECTION
 from lakefs.ports import Clock
-from lakefs.version import VERSION
+from lakefs.version import VERSION, commit
 from lakefs.wire.frames import PROTOCOL_VERSION
 from lakefs.wire.messages import (
     FEATURE_EACH,
@@ -90,6 +90,7 @@ class NamesStore:
         reason = self.read_only_because
         return {
             "version": VERSION,
+            "commit": commit(),
             "store_id": self.superblock.store_id.hex(),
             "engine_id": self.superblock.engine_id.hex(),
             "features": self.features.names(),

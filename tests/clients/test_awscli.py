@@ -81,8 +81,8 @@ def test_what_is_not_offered_is_said_to_be_so(gateway: Gateway) -> None:
     said = gateway.shell(
         "aws cli",
         """
-        aws s3api get-bucket-acl --bucket of-aws-cli 2>&1 || true
-        aws s3api get-bucket-policy --bucket of-aws-cli 2>&1 || true
+        aws s3api put-bucket-acl --bucket of-aws-cli --acl private 2>&1 || true
+        aws s3api put-bucket-logging --bucket of-aws-cli --bucket-logging-status {} 2>&1 || true
         """,
     )
     assert said.count("NotImplemented") == 2

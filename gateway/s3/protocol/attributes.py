@@ -22,6 +22,8 @@ from lakefs.limits import S3_TAGS_MAX
 from lakefs.wire.messages import ObjectAttributes, ObjectStat
 
 DEFAULT_CONTENT_TYPE: Final = "binary/octet-stream"
+BUCKET_TAGS_MAX: Final = 50
+"""S3's limit for the tags of one bucket."""
 _META: Final = b"x-amz-meta-"
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _CLEAN: Final = bytes(32 if byte < 32 or byte == 127 else byte for byte in range(256))
@@ -174,10 +176,11 @@ def tags_of_copy(headers: Mapping[bytes, bytes]) -> dict[str, str] | None:
     return tags_of_header(headers) if directive == "REPLACE" else None
 
 
-def checked_tags(tags: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Check tags.  S3Error BadRequest for more than ten, InvalidTag for a key or value that no tag has."""
-    if len(tags) > S3_TAGS_MAX:
-        raise S3Error(400, "BadRequest", f"Object tags cannot be greater than {S3_TAGS_MAX}")
+def checked_tags(tags: Sequence[tuple[str, str]], most: int = S3_TAGS_MAX) -> dict[str, str]:
+    """Check tags.  S3Error BadRequest for more than `most`, InvalidTag for a key or value that no tag has."""
+    if len(tags) > most:
+        kind = "Object" if most == S3_TAGS_MAX else "Bucket"
+        raise S3Error(400, "BadRequest", f"{kind} tags cannot be greater than {most}")
     checked: dict[str, str] = {}
     for key, value in tags:
         if not key or not _is_text(key, _KEY_UNITS_MAX):
