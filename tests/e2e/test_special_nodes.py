@@ -69,6 +69,8 @@ def test_the_commands_name_them_and_fetch_the_rest(served: Served, tmp_path: Pat
     assert {name for name, fate in fates.items() if fate == "skipped"} == {f"bkt/{key}" for key in SPECIAL}
     assert sorted(path.name for path in (tmp_path / "out" / "k").iterdir()) == ["a", "c"]
     assert done.code == 0
+    assert served.good("find", "bkt", "--type", "p").lines == ["bkt/k/0-pipe"]
+    assert len(served.good("find", "bkt").lines) == len(SPECIAL) + 2
     single = served("get", "bkt/k/0-pipe", tmp_path / "single")
     assert (single.code != 0, "is a pipe" in single.err) == (True, True)
 
