@@ -54,7 +54,7 @@ from fuse.open_file import OpenFile, may_read
 from fuse.state.attributes import no_entry, to_entry, to_statvfs, without_set_id
 from fuse.state.inodes import Inode
 from fuse.state.mount import Mount
-from fuse.state.stat_fields import SYMLINK
+from fuse.state.stat_fields import FOLDER, OBJECT, SYMLINK
 from lakefs.wire.messages import SetAttributes, Status, StatusReply
 
 _log: Final = structlog.get_logger(__name__)
@@ -220,9 +220,9 @@ class LakeOperations(pyfuse3.Operations):
     async def mknod(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
-        """Make an empty file; devices, pipes and sockets are not offered: EPERM, as mknod(2) has it."""
+        """Make an empty file, a pipe, a socket or a device."""
         parent = self._lookups.inode(parent_inode)
-        return self._known(await self._changes.make_node(parent, component_of(name), mode, ctx))
+        return self._known(await self._changes.make_node(parent, component_of(name), mode, rdev, ctx))
 
     # --- handles -------------------------------------------------------------------------------------
 
@@ -262,8 +262,8 @@ class LakeOperations(pyfuse3.Operations):
                 present, _ = await self._lookups.look(parent, component, confirm=True)
             if present is None:
                 return self._opened_new(self._changes.begin_file(parent, component, mode, ctx), flags, ctx)
-            if present.attributes.kind == SYMLINK:
-                raise FUSEError(errno.ESTALE)  # the kernel has not followed it: it looks the path up anew
+            if present.attributes.kind not in (OBJECT, FOLDER):
+                raise FUSEError(errno.ESTALE)  # the kernel has not followed or opened it: it looks the path up anew
             try:
                 return await self.open(InodeT(present.number), flags, ctx), self._known(present)
             except FUSEError as error:

@@ -50,7 +50,7 @@ class Finding(Enum):
     UPLOAD_MISFILED = "An upload is stored under the key of another. Abort it, and begin it again."
     UPLOAD_UNREADABLE = "An upload's record cannot be read. Begin the upload again."
     VERSION_BUCKET_MISSING = "A version belongs to a bucket that does not exist. Rebuild the index."
-    VERSION_KIND_WRONG = "A version is neither an object nor a symlink. Delete the version."
+    VERSION_KIND_WRONG = "A version is a folder. Delete the version."
     VERSION_MISFILED = "A version is stored under a wrong key or order. Rebuild the index."
     VERSION_NODE_MISSING = "A version refers to a node that does not exist. Delete the version."
     VERSION_NODE_UNREADABLE = "The node of a version cannot be read. Delete the version."

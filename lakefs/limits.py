@@ -30,8 +30,10 @@ SAFETENSORS_HEADER_BYTES_MAX: Final = 32 * MIB
 SAFETENSORS_TENSORS_MAX: Final = 1_000_000
 
 # --- names -------------------------------------------------------------------------------------------
-KEY_BYTES_MAX: Final = 1024
-"""S3's limit for a key, in UTF-8 bytes."""
+KEY_BYTES_MAX: Final = 4095
+"""Longest new key, in UTF-8 bytes: a path that a system call takes.  Renames of folders may make keys longer."""
+S3_KEY_BYTES_MAX: Final = 1024
+"""S3's limit for a key, in UTF-8 bytes: the gateway neither lists nor takes longer ones."""
 BUCKET_NAME_BYTES_MIN: Final = 3
 """Shortest name of a new bucket, as in S3."""
 BUCKET_NAME_BYTES_MAX: Final = 63
@@ -43,8 +45,7 @@ PART_BYTES_MIN: Final = 5 * MIB
 """S3's minimum size of a part, except the last."""
 PART_BYTES_MAX: Final = 5 * GIB
 PART_CHUNKS_MAX: Final = 4096
-"""Chunks of one part; its layout fits in one answer: 4,096 x 45 bytes = 180 KiB.  5 GiB cut every 4 MiB are 1,280
-chunks."""
+"""Chunks of one part; its layout fits in one answer: 4,096 x 45 bytes = 180 KiB.  5 GiB cut at 4 MiB are 1,280."""
 UPLOAD_DETAILS_BYTES_MAX: Final = 1024
 """Largest details of one upload.  A page of 1,000 uploads with keys of 1 KiB takes 2 MiB of one control part."""
 PART_CHECKSUMS_BYTES_MAX: Final = 512
@@ -54,8 +55,7 @@ UPLOAD_EXPIRY_S: Final = 7 * 86_400.0
 ACCESS_KEYS_MAX: Final = 10_000
 """They are counted when one is created: about 10 ms."""
 ACCESS_KEY_BUCKETS_MAX: Final = 50
-"""Buckets that one access key can be limited to.  A page of 1,000 keys with so many buckets of 63 bytes takes 3.3 MiB
-of one control part."""
+"""Buckets that one access key can be limited to.  A page of 1,000 keys with so many of 63 bytes takes 3.3 MiB."""
 PART_NAMES_MAX: Final = 8
 """Names tried for the part of a local file; each free one costs a system call of about a microsecond."""
 COMPONENT_SPLIT_BYTES: Final = 480

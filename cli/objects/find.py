@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from lakefs.client.blocking.lake import Lake
     from lakefs.wire.messages import ListEntry
 
-_TYPES: Final = {"f": "object", "d": "folder", "l": "symlink"}
+_TYPES: Final = {"d": "folder", "f": "object", "l": "symlink", "p": "pipe", "s": "socket"}
+_DEVICES: Final = {"c": "character device", "b": "block device"}
 """The letters of find(1)."""
 
 
@@ -62,7 +63,11 @@ class _Wanted:
     "--path", "paths", multiple=True, metavar="PATTERN", help="Its key matches; * stands for / too; repeatable."
 )
 @click.option(
-    "--type", "kinds", multiple=True, type=click.Choice([*_TYPES, *_TYPES.values()]), help="Without it: f and l."
+    "--type",
+    "kinds",
+    multiple=True,
+    type=click.Choice([*_TYPES, *_TYPES.values(), *_DEVICES]),
+    help="Without it: all but d.",
 )
 @click.option(
     "--size", "sizes", multiple=True, metavar="[+-]SIZE", help="More than (+10M), less than (-1G), or exactly."
@@ -98,7 +103,7 @@ def find(
     wanted = _Wanted(
         patterns,
         paths,
-        tuple(_TYPES.get(kind, kind) for kind in kinds) or ("object", "symlink"),
+        tuple((_TYPES | _DEVICES).get(kind, kind) for kind in kinds) or tuple(set(KINDS.values()) - {"folder"}),
         tuple(map(_parse_size, sizes)),
         _parse_time(newer),
         _parse_time(older),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat as stat_module
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,14 @@ if TYPE_CHECKING:
     from lakefs.names import Name
     from lakefs.wire.messages import ListEntry, ObjectStat
 
-KINDS = {1: "folder", 2: "object", 3: "symlink"}
+KINDS = {1: "folder", 2: "object", 3: "symlink", 5: "pipe", 6: "socket", 7: "character device", 8: "block device"}
+_TYPE_BITS = {
+    3: stat_module.S_IFLNK,
+    5: stat_module.S_IFIFO,
+    6: stat_module.S_IFSOCK,
+    7: stat_module.S_IFCHR,
+    8: stat_module.S_IFBLK,
+}
 
 
 @click.command()
@@ -222,7 +230,7 @@ def long_line(text: str, entry: ListEntry) -> str:
     """Return mode, size, time and name, as `ls -l` shows them."""
     if entry.is_prefix or text.endswith("/"):
         return f"{'-':>10} {'-':>15} {'-':>20}  {shown(text)}"
-    mode = stat_module.filemode(stat_module.S_IFREG | entry.mode)
+    mode = stat_module.filemode(_TYPE_BITS.get(entry.kind, stat_module.S_IFREG) | entry.mode)
     return f"{mode:>10} {entry.size_bytes:>15} {iso_time(entry.mtime_ns):>20}  {shown(text)}"
 
 
@@ -272,6 +280,7 @@ def _stat_document(found: ObjectStat) -> dict[str, Any]:
         "gid": found.gid,
         "blob": id_text(found.blob) if found.blob else "",
         "chunk_count": found.chunk_count,
+        **({"device": f"{os.major(found.device)}:{os.minor(found.device)}"} if found.device else {}),
         "node": found.node,
         "user_metadata": found.user_metadata,
         "headers": found.headers,

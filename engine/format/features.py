@@ -45,6 +45,8 @@ class ReadOnlyFeature(IntEnum):
     # Nodes without a name are old versions: a release that does not know them would lose the newest by a put.
     VERSIONS = 1 << 1
     KEYED = 1 << 2  # as UPLOADS
+    # Nodes of kinds that a release that does not know them cannot read.
+    SPECIAL_NODES = 1 << 3
 
 
 class FeatureNote(NamedTuple):
@@ -58,8 +60,11 @@ FEATURE_NOTES: Final = {
     ReadOnlyFeature.UPLOADS: FeatureNote("multipart uploads", "0.1.0"),
     ReadOnlyFeature.VERSIONS: FeatureNote("buckets that keep versions", "0.1.0"),
     ReadOnlyFeature.KEYED: FeatureNote("spaces of keyed blobs (lake kv)", "0.1.0"),
+    ReadOnlyFeature.SPECIAL_NODES: FeatureNote("pipes, sockets and device nodes", "0.1.0"),
 }
-KNOWN_READ_ONLY: Final = int(ReadOnlyFeature.UPLOADS | ReadOnlyFeature.VERSIONS | ReadOnlyFeature.KEYED)
+KNOWN_READ_ONLY: Final = int(
+    ReadOnlyFeature.UPLOADS | ReadOnlyFeature.VERSIONS | ReadOnlyFeature.KEYED | ReadOnlyFeature.SPECIAL_NODES
+)
 KNOWN_INCOMPAT: Final = int(Feature.ERASURE_SHARDS | Feature.CLUSTER | Feature.CLUSTER_NAMES)
 
 

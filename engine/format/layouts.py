@@ -21,6 +21,7 @@ import msgspec
 from crc32c import crc32c
 from msgspec.structs import astuple
 
+from engine.format.node_kinds import EtagKind as EtagKind, NodeKind as NodeKind
 from lakefs.content.verify import vector_bytes
 from lakefs.errors import IndexDamaged, StoreUnusable
 from lakefs.ids import Birth, BlobId, BootId, ChunkId, DomainIndex, NodeId, SegmentId
@@ -62,27 +63,8 @@ class SegmentKind(IntEnum):
     SMALL = 2
 
 
-class NodeKind(IntEnum):
-    """The kind of a node; HIDDEN holds the rest of names split at 480 bytes."""
-
-    FOLDER = 1
-    OBJECT = 2
-    SYMLINK = 3
-    HIDDEN = 4
-
-
 _NODE_KINDS: Final = {int(kind): kind for kind in NodeKind}
 """Kinds by number: a look-up costs a fifth of a call of the enumeration."""
-
-
-class EtagKind(IntEnum):
-    """The source of a node's ETag."""
-
-    DERIVED = 0  # first 32 hex digits of the digest, "-", chunk count
-    MD5 = 1  # attributes hold 16 bytes
-    MULTIPART = 2  # attributes hold the text md5-N
-
-
 _ETAG_KINDS: Final = tuple(EtagKind)
 
 SUPERBLOCK: Final = Layout(
@@ -306,6 +288,7 @@ class Attributes(msgspec.Struct, frozen=True, omit_defaults=True):
     upload that the node came from; `tags` are texts under texts, beside the metadata.  `version` is the number of the
     version that the node is, of a version `null` with a minus; 0 for one that was made where no versions were kept.
     `bound_ns` is the time at which the key was bound to the content, None if that is the modification time.
+    `device` is the number of a device, 0 for all else.
     """
 
     etag: bytes = msgspec.field(default=b"", name="e")
@@ -321,6 +304,7 @@ class Attributes(msgspec.Struct, frozen=True, omit_defaults=True):
     tags: dict[str, str] = msgspec.field(default_factory=dict, name="g")
     version: int = msgspec.field(default=0, name="v")
     bound_ns: int | None = msgspec.field(default=None, name="b")
+    device: int = msgspec.field(default=0, name="d")
 
 
 NO_ATTRIBUTES: Final = Attributes()
@@ -329,7 +313,7 @@ _attributes_decoder: Final = msgspec.msgpack.Decoder(Attributes)
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder, object or symlink.  `blob` is None for a folder without content of its own."""
+    """A folder, object, symlink or special node.  `blob` is None for a folder without content of its own."""
 
     kind: NodeKind
     blob: BlobId | None = None

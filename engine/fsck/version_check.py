@@ -25,7 +25,7 @@ from lakefs.errors import LakeError
 from lakefs.findings import Finding
 from lakefs.ids import NodeId
 
-_KINDS = (NodeKind.OBJECT, NodeKind.SYMLINK)
+_KINDS = frozenset(kind for kind in NodeKind if kind not in (NodeKind.FOLDER, NodeKind.HIDDEN))
 
 
 class VersionCheck:

@@ -82,7 +82,7 @@ from lakefs.wire.engine_port import Body, Reply, ServedClient, never, nothing
 
 _OFFERED: Final = m.FEATURE_EACH | m.FEATURE_SOURCES | m.FEATURE_LENT_MEMORY | m.FEATURE_KEY_HOMES
 """Features of a head by itself, beside those of its DRAM tier."""
-_OF_NAMES: Final = m.FEATURE_PLACES | m.FEATURE_WATCH_ALL | m.FEATURE_EXCHANGE
+_OF_NAMES: Final = m.FEATURE_PLACES | m.FEATURE_WATCH_ALL | m.FEATURE_EXCHANGE | m.FEATURE_NODES
 """Features of the names that a head passes on."""
 NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
     # memory of an engine: pins, the keyed index
@@ -136,6 +136,7 @@ PASSED_ON: Final[tuple[type[m.Request], ...]] = (
     m.MakeFolder,
     m.RemoveFolder,
     m.MakeSymlink,
+    m.MakeNode,
     m.SetAttributes,
     m.BucketCreate,
     m.BucketRemove,

@@ -50,7 +50,7 @@ class HeadCopies:
                 await end_leases(client.names.call, [lease])
 
     async def _open(self, client: HeadClient, request: m.Copy) -> tuple[m.ObjectStat, int]:
-        """Return the stat of the source, and its lease; 0 for a symlink, which has no content.
+        """Return the stat of the source, and its lease; 0 for what has no content.
 
         KeyNotFound, KeyDeleted, VersionNotFound, VersionIsMarker, BucketNotFound.
         """
@@ -65,10 +65,10 @@ class HeadCopies:
         error = result.failure.as_error()
         if isinstance(error, IsAFolder):
             raise _not_found(request)
-        if not isinstance(error, InvalidArgument):
+        if not isinstance(error, (InvalidArgument, KeyNotFound)):
             raise error
         (looked,) = (await client.names.ask(m.StatNames(names, versions=versions), m.NameResults)).results
-        if looked.stat is None or looked.stat.kind != NodeKind.SYMLINK:
+        if looked.stat is None or not _is_empty(looked.stat):
             raise error
         return looked.stat, 0
 
@@ -87,13 +87,14 @@ class HeadCopies:
         )
 
         async def hold() -> tuple[int, int]:
-            if stat.kind == NodeKind.SYMLINK:
+            if _is_empty(stat):
                 return 0, 1
             held = await blobs.hold(session, stat.blob)
             return held.size_bytes, held.chunk_count
 
         def request_for(held: tuple[int, int], answered: m.Answered) -> m.BindCopy:
-            return m.BindCopy(answered, change, *held, stat.symlink_target)
+            special = stat.kind if stat.kind in m.SPECIAL_KINDS else 0
+            return m.BindCopy(answered, change, *held, stat.symlink_target, special, stat.device)
 
         try:
             _, answer = await self._binds.bind(client, session, hold, request_for)
@@ -101,6 +102,11 @@ class HeadCopies:
             references.end_session(session.identifier)
         assert answer is not None, "it was asked for"
         return answer
+
+
+def _is_empty(stat: m.ObjectStat) -> bool:
+    """Return True for a symlink or special node."""
+    return stat.kind == NodeKind.SYMLINK or stat.kind in m.SPECIAL_KINDS
 
 
 def copied_attributes(stat: m.ObjectStat, request: m.Copy) -> m.ObjectAttributes:

@@ -38,7 +38,7 @@ from engine.tables.views import Transaction, View
 from lakefs.errors import InvalidArgument, PreconditionFailed, UserError
 from lakefs.ids import EMPTY_BLOB, NodeId
 from lakefs.limits import COMPONENT_SPLIT_BYTES
-from lakefs.wire.messages import NO_CONDITION, Condition
+from lakefs.wire.messages import NO_CONDITION, SPECIAL_KINDS, Condition
 
 Folder = tuple[NodeId, bytes]
 """A folder by its bucket's node and its path there, which is empty or ends with `/`."""
@@ -95,7 +95,7 @@ class Binder:
     def bind(self, binding: Binding) -> Resolved:
         """Bind one name; see the function `bind`."""
         txn, bucket, key, condition = self.txn, binding.bucket, binding.key, binding.condition
-        path = check_key(key)
+        path = check_key(key, None)
         is_folder = path.endswith(b"/")
         node = _record_for(binding.node, bucket, key, is_folder)
         record = node.pack()
@@ -106,6 +106,8 @@ class Binder:
         folder, name = (bucket.node, path[:cut]), path[cut:]
         place = self.find(folder, name)
         old = child_at(txn, place)
+        if old is None:
+            check_key(key)
         if condition != NO_CONDITION:
             check_condition(txn, condition, condition_subject(txn, old, is_folder), bucket, key, place)
         if binding.keep_node:
@@ -194,9 +196,10 @@ def _record_for(node: Node, bucket: BucketRef, key: str, is_folder: bool) -> Nod
     """Return the record as stored under a key of this kind.  A folder that may be read may also be entered."""
     if not is_folder:
         return msgspec.structs.replace(node, kind=NodeKind.OBJECT) if node.kind is NodeKind.FOLDER else node
-    if node.kind is NodeKind.SYMLINK:
+    if node.kind is NodeKind.SYMLINK or node.kind.is_special:
+        what = SPECIAL_KINDS.get(node.kind, "symlink")
         raise InvalidArgument(
-            f"{shown_name(bucket, key)} ends in '/': a symlink cannot be a folder", subject=subject(bucket, key)
+            f"{shown_name(bucket, key)} ends in '/': a {what} cannot be a folder", subject=subject(bucket, key)
         )
     mode = node.mode | (node.mode & 0o444) >> 2
     return msgspec.structs.replace(node, kind=NodeKind.FOLDER, mode=mode, blob=node.blob or EMPTY_BLOB)

@@ -98,7 +98,7 @@ def _move(bucket: BucketRef, key: str, place: Place, found: Resolved, to_key: st
 def _free_keys(txn: Transaction, bucket: BucketRef, moves: Iterable[_Move], now_ns: int) -> None:
     """Remove the names of a folder and an object, which get other keys.  AlreadyExists, InvalidName."""
     for move in moves:
-        check_key(move.new_key)
+        check_key(move.new_key, None)
         if child_at(txn, move.new_place) is not None:
             raise already_there(bucket, move.new_key)
     for move in moves:

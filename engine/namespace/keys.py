@@ -33,8 +33,11 @@ def check_bucket_name(name: str) -> bytes:
     return name.encode()
 
 
-def check_key(key: str) -> bytes:
-    """Return the UTF-8 bytes of a new key.  Raises InvalidName with the rule that it breaks."""
+def check_key(key: str, bytes_max: int | None = KEY_BYTES_MAX) -> bytes:
+    """Return the UTF-8 bytes of a new key.  Raises InvalidName with the rule that it breaks.
+
+    Without `bytes_max` it may have any length: for keys that exist, and for the new ones of folders.
+    """
     try:
         path = key.encode()
     except UnicodeEncodeError:
@@ -42,9 +45,10 @@ def check_key(key: str) -> bytes:
             f"key {shown(key)} is not valid Unicode text (it has a lone surrogate); use names in UTF-8",
             subject=shown(key),
         ) from None
-    if not 1 <= len(path) <= KEY_BYTES_MAX:
+    if not path or len(path) > (bytes_max or len(path)):
         raise InvalidName(
-            f"key {shown(key)} has {len(path)} bytes in UTF-8; a key has 1 to {KEY_BYTES_MAX}", subject=shown(key)
+            f"key {shown(key)} has {len(path)} bytes in UTF-8; a key has 1 to {bytes_max or KEY_BYTES_MAX}",
+            subject=shown(key),
         )
     if b"\0" in path:
         raise InvalidName(f"key {shown(key)} contains a NUL character; remove it", subject=shown(key))

@@ -21,8 +21,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from engine.format.layouts import NodeKind, Table, node_key, unpack_name
 from engine.namespace.buckets import BucketRef
@@ -56,7 +55,10 @@ from lakefs.ids import NodeId
 from lakefs.limits import LIST_PAGE_MAX
 from lakefs.wire.messages import ListedVersions, ListEntry, ListVersions, VersionEntry
 
+E = TypeVar("E", ListEntry, VersionEntry)
 _PARENT_BYTES: Final = 8
+_PAGE_KEY_BYTES: Final = 1 << 20
+"""Bytes of keys behind which a page ends, so that it fits in a control part; 1,000 keys that S3 takes are fewer."""
 _DELIMITER: Final = b"/"
 
 _Level = tuple[bytes, Iterator[tuple[bytes, bytes]]]
@@ -89,12 +91,23 @@ def list_names(
         return [], ""
     walk = walk_names(view, bucket.node, lookup_path(prefix), lookup_path(after), delimiter == "/", folders)
     with closing(walk) as elements:
-        page = list(islice(elements, limit + 1))
-    if len(page) <= limit:
+        page, is_last = _taken(elements, limit)
+    if is_last:
         return page, ""
-    page.pop()
     assert page[-1].key > after, "each page ends behind the one before it"
     return page, page[-1].key
+
+
+def _taken(elements: Iterator[E], limit: int) -> tuple[list[E], bool]:
+    """Return the next elements, and True if there are no more: at most `limit`, fewer where their keys are long."""
+    page: list[E] = []
+    key_bytes = 0
+    for element in elements:
+        if len(page) == limit or key_bytes > _PAGE_KEY_BYTES:
+            return page, False
+        page.append(element)
+        key_bytes += len(element.key) if element.key.isascii() else len(element.key.encode())
+    return page, True
 
 
 def walk_names(
@@ -184,10 +197,9 @@ def list_versions(view: View, bucket: BucketRef, request: ListVersions) -> Liste
         raise InvalidArgument(f"a page of {request.limit} versions; ask for 1 to {LIST_PAGE_MAX}")
     limit = min(request.limit, LIST_PAGE_MAX)
     with closing(_elements(view, bucket, request, limit + 1)) as elements:
-        page = list(islice(elements, limit + 1))
-    if len(page) <= limit:
+        page, is_last = _taken(elements, limit)
+    if is_last:
         return ListedVersions(page)
-    page.pop()
     return ListedVersions(page, page[-1].key, page[-1].version)
 
 

@@ -55,6 +55,7 @@ from engine.namespace.versions import (
 from engine.tables.views import Transaction, View
 from lakefs.errors import InvalidArgument
 from lakefs.ids import EMPTY_BLOB, NodeId
+from lakefs.limits import KEY_BYTES_MAX
 from lakefs.names import shown
 from lakefs.wire.messages import NO_CONDITION, Condition, ObjectAttributes
 
@@ -291,7 +292,8 @@ def _check_move(source: BucketRef, key: str, target: BucketRef, to_key: str) -> 
             f"{shown_name(source, key)} cannot be moved below itself, to {shown_name(target, to_key)}",
             subject=subject(source, key),
         )
-    return check_key(to_key)
+    # A folder is never refused for length, nor is an object whose key does not get longer.
+    return check_key(to_key, None if key.endswith("/") else max(KEY_BYTES_MAX, len(lookup_path(key))))
 
 
 def _check_same_domain(source: BucketRef, target: BucketRef) -> None:

@@ -18,7 +18,7 @@ from lakefs.errors import AlreadyExists, InvalidArgument, KeyNotFound, RequestTo
 from lakefs.ids import EMPTY_BLOB, BlobId, ChunkKind, NodeId, kind_of
 from lakefs.limits import ATTRIBUTES_BYTES_MAX, BLOB_BYTES_MAX, SYMLINK_TARGET_BYTES_MAX
 from lakefs.names import shown
-from lakefs.wire.messages import ListEntry, ObjectAttributes, ObjectStat, SetAttributes
+from lakefs.wire.messages import SPECIAL_KINDS, ListEntry, ObjectAttributes, ObjectStat, SetAttributes
 
 EMPTY_ETAG: Final = "d41d8cd98f00b204e9800998ecf8427e"
 """MD5 of no bytes."""
@@ -121,6 +121,29 @@ def new_symlink(target: bytes, attributes: ObjectAttributes, now_ns: int) -> Nod
         )
     node = Node(kind=NodeKind.SYMLINK, size_bytes=len(target), attributes=Attributes(symlink_target=target))
     return with_owner(node, attributes, now_ns)
+
+
+def new_special(kind: NodeKind, device: int, attributes: ObjectAttributes, now_ns: int) -> Node:
+    """Return the record of a new special node.  Raises InvalidArgument."""
+    assert kind.is_special, "other nodes are made by other functions"
+    has_number = kind in (NodeKind.CHARACTER_DEVICE, NodeKind.BLOCK_DEVICE)
+    if not 0 <= device <= (_U32_MAX if has_number else 0):
+        raise InvalidArgument(f"a {SPECIAL_KINDS[kind]} of number {device}; devices have one of 32 bits, others have 0")
+    return with_owner(Node(kind=kind, attributes=Attributes(device=device)), attributes, now_ns)
+
+
+def copied_special(kind: int, device: int, attributes: ObjectAttributes, now_ns: int) -> Node:
+    """Return the record of a special node that is copied, with all that the other one has.  Raises InvalidArgument."""
+    node = new_special(special_kind(kind), device, attributes, now_ns)
+    stored = msgspec.structs.replace(_stored_attributes(attributes, 0), device=device)
+    return msgspec.structs.replace(node, attributes=stored)
+
+
+def special_kind(kind: int) -> NodeKind:
+    """Return the kind of a special node that a client named.  Raises InvalidArgument."""
+    if kind not in SPECIAL_KINDS:
+        raise InvalidArgument(f"kind {kind} is of no special node; those are {', '.join(map(str, SPECIAL_KINDS))}")
+    return NodeKind(kind)
 
 
 def copied_symlink(target: bytes, attributes: ObjectAttributes, now_ns: int) -> Node:
@@ -307,6 +330,7 @@ def to_object_stat(bucket: str, key: str, node_id: NodeId, node: Node, version: 
         version=version,
         is_marker=node.is_marker,
         bound_ns=attributes.bound_ns or 0,
+        device=attributes.device,
     )
 
 
@@ -350,4 +374,5 @@ def to_list_entry(key: str, node_id: NodeId, node: Node) -> ListEntry:
         atime_ns=node.attributes.atime_ns,
         checksum_names=list(node.attributes.checksums),
         bound_ns=node.attributes.bound_ns or 0,
+        device=node.attributes.device,
     )

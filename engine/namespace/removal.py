@@ -94,9 +94,11 @@ def _remove_for_good(
 def _put_marker(
     txn: Transaction, bucket: BucketRef, key: str, condition: Condition, now_ns: int, keep_folder: bool
 ) -> Removal:
-    path = check_key(key)
+    path = check_key(key, None)
     place = find_place(txn, bucket.node, path)
     found = resolved_at(txn, place)
+    if found is None:
+        check_key(key)
     check_condition(txn, condition, found, bucket, key, place)
     make_room(txn, bucket, path, found)
     marker = add_marker(txn, bucket, path, now_ns)

@@ -36,6 +36,7 @@ NamesRequest = (
     | m.Exchange
     | m.MakeFolder
     | m.MakeSymlink
+    | m.MakeNode
     | m.RemoveFolder
     | m.SetAttributes
 )

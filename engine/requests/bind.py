@@ -15,9 +15,10 @@ from __future__ import annotations
 from typing import Final
 
 from engine.chunks.manifests import HeldBlob, checked_chunks
+from engine.format.features import ReadOnlyFeature
 from engine.namespace.binding import bind
 from engine.namespace.buckets import ensure_bucket, find_bucket
-from engine.namespace.object_stat import copied_symlink, new_object
+from engine.namespace.object_stat import copied_special, copied_symlink, new_object
 from engine.namespace.tree import Resolved
 from engine.requests.answers import Decisions
 from engine.requests.changes import bind_changes
@@ -130,12 +131,17 @@ class BindRequests:
     @handles(m.BindCopy)
     async def bind_copy(self, client: Client, request: m.BindCopy) -> Reply:
         change = request.change
-        held = None if request.symlink_target else _held(change.blob, request.size_bytes, request.chunk_count)
+        is_empty = bool(request.symlink_target or request.special)
+        held = None if is_empty else _held(change.blob, request.size_bytes, request.chunk_count)
+        if request.special:
+            await self._store.features.begin_to_use(ReadOnlyFeature.SPECIAL_NODES)
 
         def decide(txn: Transaction) -> Resolved:
             self._gate.check(request.answered)
             now_ns = self._store.clock.wall_ns()
-            if held is None:
+            if request.special:
+                node = copied_special(request.special, request.device, change.attributes, now_ns)
+            elif held is None:
                 node = copied_symlink(request.symlink_target, change.attributes, now_ns)
             else:
                 node = new_object(held.blob, held.size_bytes, held.chunk_count, change.attributes, now_ns)

@@ -38,7 +38,7 @@ from engine.namespace.buckets import (
 from engine.namespace.exchange import exchange
 from engine.namespace.listing import list_names, list_versions
 from engine.namespace.names import copy, make_folder, rename, require
-from engine.namespace.node_changes import make_symlink, set_attributes
+from engine.namespace.node_changes import make_special, make_symlink, set_attributes
 from engine.namespace.object_stat import to_object_stat
 from engine.namespace.removal import remove, remove_folder, remove_version
 from engine.namespace.tree import Resolved
@@ -224,6 +224,17 @@ class NameRequests:
             now_ns = self._store.clock.wall_ns()
             bucket = find_bucket(txn, request.bucket)
             made = make_symlink(txn, bucket, request.key, request.target, request.attributes, now_ns, request.condition)
+            return [one_result(request.bucket, request.key, made)]
+
+        return await self._changed(client, request, [(request.bucket, request.key)], decide, [request.condition])
+
+    @handles(m.MakeNode)
+    async def make_node(self, client: Client, request: m.MakeNode) -> Reply:
+        await self._store.features.begin_to_use(ReadOnlyFeature.SPECIAL_NODES)
+
+        def decide(txn: Transaction) -> list[m.NameResult]:
+            bucket = find_bucket(txn, request.bucket)
+            made = make_special(txn, bucket, request, self._store.clock.wall_ns())
             return [one_result(request.bucket, request.key, made)]
 
         return await self._changed(client, request, [(request.bucket, request.key)], decide, [request.condition])

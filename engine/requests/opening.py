@@ -25,7 +25,7 @@ from engine.tables.recorded_view import Record, RecordedView
 from engine.tables.views import View
 from engine.tiers.shared_index import NO_GRANT
 from engine.upkeep.index_upkeep import with_what_happens
-from lakefs.errors import IndexDamaged, InvalidArgument, IsAFolder, LakeError, RequestTooLarge, UserError
+from lakefs.errors import IndexDamaged, InvalidArgument, IsAFolder, KeyNotFound, LakeError, RequestTooLarge, UserError
 from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, kind_of
 from lakefs.limits import BATCH_MAX, SMALL_PAYLOAD_BYTES
 from lakefs.wire import messages as m
@@ -118,6 +118,9 @@ class Openings:
                 raise InvalidArgument(
                     f"{bucket}/{key} is a symlink and has no content; name what it points to", subject=f"{bucket}/{key}"
                 )
+            if found.kind.is_special:
+                what = m.SPECIAL_KINDS[found.kind]
+                raise KeyNotFound(f"{bucket}/{key} is a {what}, and has no content", subject=f"{bucket}/{key}")
             if found.node.blob is None:
                 raise InvalidArgument(f"{bucket}/{key} has no content to read", subject=f"{bucket}/{key}")
             stat = to_object_stat(bucket, key, found.node_id, found.node, version_id(ref, found.node))

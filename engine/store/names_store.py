@@ -21,6 +21,7 @@ from lakefs.wire.frames import PROTOCOL_VERSION
 from lakefs.wire.messages import (
     FEATURE_EACH,
     FEATURE_EXCHANGE,
+    FEATURE_NODES,
     FEATURE_PLACES,
     FEATURE_STAMPS,
     FEATURE_TURNS,
@@ -58,7 +59,7 @@ class NamesStore:
         """Features that the reply to a Hello names: FEATURE_ bits of `lakefs.wire.messages`."""
         stamps = FEATURE_STAMPS if self.metadata.stamps is not None else 0
         stamps |= FEATURE_TURNS if self.metadata.turns is not None else 0
-        return stamps | FEATURE_PLACES | FEATURE_WATCH_ALL | FEATURE_EACH | FEATURE_EXCHANGE
+        return stamps | FEATURE_PLACES | FEATURE_WATCH_ALL | FEATURE_EACH | FEATURE_EXCHANGE | FEATURE_NODES
 
     def hello(self, *, descriptors: bool) -> HelloReply:
         """Return the reply to a client's Hello.  CoordinatorLost where these names may not answer now."""

@@ -47,6 +47,7 @@ from lakefs.limits import (
     PART_CHECKSUMS_BYTES_MAX,
     PART_CHUNKS_MAX,
     PART_NUMBER_MAX,
+    S3_KEY_BYTES_MAX,
     UPLOAD_DETAILS_BYTES_MAX,
 )
 from lakefs.wire.messages import Condition, ObjectAttributes, PartStat, UploadStat
@@ -103,7 +104,7 @@ def create_upload(
     txn: Transaction, ref: UploadRef, attributes: ObjectAttributes, details: Mapping[str, str], now_ns: int
 ) -> UploadStat:
     """Begin an upload with a new id.  Raises InvalidName, InvalidArgument, RequestTooLarge (attributes, details)."""
-    path = check_key(ref.key)
+    path = check_key(ref.key, S3_KEY_BYTES_MAX)
     plain = msgspec.structs.replace(attributes, etag_kind=0, etag=b"", checksums={})
     node = new_object(EMPTY_BLOB, 0, 1, plain, now_ns)
     later = msgspec.structs.replace(node.attributes, bound_ns=None)  # it is bound when it is completed

@@ -27,10 +27,11 @@ from fuse.names.lookups import Lookups
 from fuse.state.inodes import Inode
 from fuse.state.kept import Changed, Kept, note_change
 from fuse.state.mount import Change, Mount, now_ns
-from fuse.state.stat_fields import FOLDER, OBJECT, SYMLINK, Attributes
+from fuse.state.stat_fields import FOLDER, OBJECT, SPECIAL, SYMLINK, Attributes
 from lakefs.errors import AlreadyExists, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.names import Name
 from lakefs.wire.messages import (
+    FEATURE_NODES,
     BucketCreate,
     BucketRemove,
     Buckets,
@@ -38,6 +39,7 @@ from lakefs.wire.messages import (
     DeleteNames,
     Done,
     MakeFolder,
+    MakeNode,
     MakeSymlink,
     NameChange,
     ObjectAttributes,
@@ -65,7 +67,7 @@ class Changes:
         if self._table.holds_buckets(parent):
             return await self._make_bucket(parent, name)
         _check_free(parent, name)
-        bucket, key = self._lookups.key(parent, name, folder=True)
+        bucket, key = self._lookups.new_key(parent, name, folder=True)
         attributes = _new_attributes(parent, mode, ctx, FOLDER)
 
         def request() -> MakeFolder:
@@ -114,7 +116,7 @@ class Changes:
         """Add an empty file whose name is made by its first commit; the caller has seen just now that it is absent."""
         if self._table.holds_buckets(parent):
             raise FUSEError(errno.EPERM)
-        self._lookups.key(parent, name)
+        self._lookups.new_key(parent, name)
         attributes = _new_attributes(parent, mode, ctx)
         now = attributes.mtime_ns
         shown = Attributes(OBJECT, 0, attributes.mode, attributes.uid, attributes.gid, now, now)
@@ -124,18 +126,34 @@ class Changes:
         self.show_changed(parent, now)
         return inode
 
-    async def make_node(self, parent: Inode, name: str, mode: int, ctx: RequestContext) -> Inode:
-        """Make what mknod(2) makes: an empty file.  EPERM for devices, pipes and sockets."""
-        if not modes.S_ISREG(mode):
+    async def make_node(self, parent: Inode, name: str, mode: int, device: int, ctx: RequestContext) -> Inode:
+        """Make an empty file, pipe, socket or device.  EEXIST, ENOENT; EPERM where an earlier engine has no such nodes.
+
+        The kernel has checked that the caller may make a device.
+        """
+        if modes.S_ISREG(mode):
+            return await self.make_file(parent, name, mode, ctx)
+        kind = SPECIAL.get(modes.S_IFMT(mode))
+        is_kept = bool(self._mount.engine.hello.features & FEATURE_NODES)
+        if kind is None or not is_kept or self._table.holds_buckets(parent):
             raise FUSEError(errno.EPERM)
-        return await self.make_file(parent, name, mode, ctx)
+        _check_free(parent, name)
+        bucket, key = self._lookups.new_key(parent, name)
+        attributes = _new_attributes(parent, mode, ctx)
+        number = device if modes.S_ISCHR(mode) or modes.S_ISBLK(mode) else 0
+
+        def request() -> MakeNode:
+            upon = Condition(folder=folder_of(parent))
+            return MakeNode(bucket, key, kind, attributes, number, durable=False, condition=upon, folders=True)
+
+        return self._made(parent, name, await self._make(parent, name, request, attributes, kind))
 
     async def make_file(self, parent: Inode, name: str, mode: int, ctx: RequestContext) -> Inode:
         """Make an empty file with its name at once.  EEXIST, ENOENT."""
         if self._table.holds_buckets(parent):
             raise FUSEError(errno.EPERM)
         _check_free(parent, name)
-        bucket, key = self._lookups.key(parent, name)
+        bucket, key = self._lookups.new_key(parent, name)
         attributes = _new_attributes(parent, mode, ctx)
 
         def request() -> PutObjects:
@@ -149,7 +167,7 @@ class Changes:
         if self._table.holds_buckets(parent):
             raise FUSEError(errno.EPERM)
         _check_free(parent, name)
-        bucket, key = self._lookups.key(parent, name)
+        bucket, key = self._lookups.new_key(parent, name)
         attributes = _new_attributes(parent, 0o777, ctx)
 
         def request() -> MakeSymlink:

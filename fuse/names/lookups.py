@@ -25,6 +25,8 @@ from lakefs.wire.messages import ListEntry, ObjectStat
 
 _LOOKUPS_MAX: Final = 3
 """Most look-ups of one name while names of its folder keep changing."""
+_DEPTH_MAX: Final = 1 << 16
+"""Most folders above a name: more are a circle of places that are out of date."""
 _ABSENT: Final = (KeyNotFound, BucketNotFound, InvalidName)
 """The engine's answers for a name that is not there; all others are errors."""
 
@@ -157,11 +159,15 @@ class Lookups:
         return all(isinstance(found, _ABSENT) for found in await self._mount.stat(names))
 
     def key(self, parent: Inode, name: str, *, folder: bool = False) -> tuple[str, str]:
-        """Return bucket and key of a name in a folder.  ENAMETOOLONG, ESTALE if the folder was lost to another."""
+        """Return bucket and key of a name in a folder.  ESTALE if the folder was lost to another."""
+        return self._child_name(parent, name, folder=folder)
+
+    def new_key(self, parent: Inode, name: str, *, folder: bool = False) -> tuple[str, str]:
+        """Return bucket and key of a name that is to be made.  ENAMETOOLONG, ESTALE as `key`."""
         found = self._child_name(parent, name, folder=folder)
         if len(found.key.encode()) > KEY_BYTES_MAX:
             raise FUSEError(errno.ENAMETOOLONG)
-        return found.bucket, found.key
+        return found
 
     def _child_name(self, parent: Inode, name: str, *, folder: bool = False) -> Name:
         try:
@@ -179,7 +185,7 @@ class Lookups:
         parts: list[str] = []
         at = folder
         while at is not self._table.root:
-            if at.place is None or len(parts) > KEY_BYTES_MAX:
+            if at.place is None or len(parts) > _DEPTH_MAX:
                 return None
             at, name = at.place
             parts.append(name)

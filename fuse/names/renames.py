@@ -74,6 +74,8 @@ class Renames:
     ) -> None:
         bucket, key = self._lookups.key(source, old, folder=moved.is_folder)
         to_bucket, to_key = self._lookups.key(target, new, folder=moved.is_folder)
+        if not moved.is_folder and len(to_key.encode()) > len(key.encode()):
+            self._lookups.new_key(target, new)  # a folder is never refused for length, nor what gets no longer
         async with at_rest([moved, replaced], stored=[moved]):
             upon = Condition(folder=folder_of(source), node=moved.node)
             to_upon = Condition(folder=folder_of(target), absent=replaced is None, node=node_of(replaced), alone=True)

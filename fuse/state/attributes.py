@@ -42,6 +42,7 @@ class Owner:
             ctime_ns=found.ctime_ns or found.mtime_ns,
             blob=found.blob,
             atime_ns=found.atime_ns,
+            device=found.device,
         )
 
     def bare_folder(self, mode: int, now_ns: int) -> Attributes:
@@ -79,7 +80,7 @@ def to_entry(inode: Inode, entry_timeout_s: float, attribute_timeout_s: float) -
     entry.st_nlink = 2 if inode.is_folder else int(inode.parent is not None or inode.number == ROOT)
     entry.st_uid = shown.uid
     entry.st_gid = shown.gid
-    entry.st_rdev = 0
+    entry.st_rdev = shown.device
     entry.st_size = len(inode.target) if shown.kind == SYMLINK and inode.target else shown.st_size
     entry.st_blksize = BLOCK_BYTES
     entry.st_blocks = -(-entry.st_size // 512)

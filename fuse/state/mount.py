@@ -47,6 +47,7 @@ from lakefs.wire.messages import (
     Exchange,
     ListEntry,
     MakeFolder,
+    MakeNode,
     MakeSymlink,
     Message,
     NameResult,
@@ -62,7 +63,9 @@ from lakefs.wire.messages import (
 )
 
 M = TypeVar("M", bound=Message)
-Change = PutObjects | DeleteNames | Rename | Exchange | MakeFolder | MakeSymlink | RemoveFolder | SetAttributes
+Change = (
+    PutObjects | DeleteNames | Rename | Exchange | MakeFolder | MakeSymlink | MakeNode | RemoveFolder | SetAttributes
+)
 _GATHER_S = 0.02
 _log: Final = structlog.get_logger()
 UNWATCHED_TIMEOUT_S = 1.0

@@ -6,10 +6,20 @@ import stat as modes
 from dataclasses import dataclass
 from typing import Final
 
+from lakefs.wire.messages import SPECIAL_KINDS
+
 FOLDER: Final = 1
 OBJECT: Final = 2
 SYMLINK: Final = 3
-_TYPE_BITS: Final = {FOLDER: modes.S_IFDIR, OBJECT: modes.S_IFREG, SYMLINK: modes.S_IFLNK}
+SPECIAL: Final = {modes.S_IFIFO: 5, modes.S_IFSOCK: 6, modes.S_IFCHR: 7, modes.S_IFBLK: 8}
+"""Kinds of special nodes, by their type bits."""
+_TYPE_BITS: Final = {
+    FOLDER: modes.S_IFDIR,
+    OBJECT: modes.S_IFREG,
+    SYMLINK: modes.S_IFLNK,
+    **{kind: bits for bits, kind in SPECIAL.items()},
+}
+assert SPECIAL_KINDS.keys() == set(SPECIAL.values()), "the kinds of special nodes are those of the protocol"
 _FOLDER_BYTES: Final = 4096
 
 
@@ -27,6 +37,8 @@ class Attributes:
     blob: bytes = b""
     atime_ns: int | None = None
     """The access time, if one was set; None: it is the modification time."""
+    device: int = 0
+    """The number of a device."""
 
     @property
     def st_mode(self) -> int:

@@ -17,13 +17,13 @@ from typing import Final, Protocol, TypeVar
 
 from lakefs.errors import BucketNotFound, InvalidArgument, KeyNotFound, LocalFileError
 from lakefs.lake.lake_steps import LakeSteps
-from lakefs.limits import KEY_BYTES_MAX
+from lakefs.limits import S3_KEY_BYTES_MAX
 from lakefs.names import Name, is_path
 from lakefs.steps.steps import Steps, work
 from lakefs.sync.entries import Entry
 from lakefs.sync.filters import Rules
 from lakefs.trees.part_files import NAME_BYTES_MAX, is_part
-from lakefs.wire.messages import ListEntry
+from lakefs.wire.messages import SPECIAL_KINDS, ListEntry
 
 T = TypeVar("T")
 PAGE: Final = 1000
@@ -195,7 +195,7 @@ class FolderSide:
             key_bytes = len(path.encode()) + self.prefix_bytes
         except UnicodeEncodeError:
             return "the name is not UTF-8"
-        return f"its key would be longer than {KEY_BYTES_MAX} bytes" if key_bytes > KEY_BYTES_MAX else ""
+        return f"its key would be longer than {S3_KEY_BYTES_MAX} bytes" if key_bytes > S3_KEY_BYTES_MAX else ""
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ class BucketSide:
 
     def _refusal(self, path: str, listed: ListEntry) -> str:
         if not path.endswith("/") and listed.kind != _OBJECT:
-            return "a symbolic link in the lake"
+            return f"a {SPECIAL_KINDS.get(listed.kind, 'symbolic link')} in the lake"
         if not self.to_folder:
             return ""
         if not is_path(path):

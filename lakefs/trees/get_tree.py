@@ -35,7 +35,7 @@ from lakefs.trees.get_file import GetOptions, get_opened, kept_newer
 from lakefs.trees.local_folders import LocalTarget
 from lakefs.trees.part_files import restore_attributes, write_whole
 from lakefs.trees.walk import Fate, FileOutcome, Observer, Totals, file_holds_blob, is_fatal
-from lakefs.wire.messages import ListEntry, ObjectStat
+from lakefs.wire.messages import SPECIAL_KINDS, ListEntry, ObjectStat
 
 OPEN_BATCH = 256
 OPEN_TOGETHER_BYTES = 32 << 20
@@ -160,6 +160,10 @@ class TreeGet:
             self._end(FileOutcome("", name, Fate.SKIPPED, entry.size_bytes, notice=notice, is_missing=True))
             return None
         wanted = _Wanted(entry, target)
+        if entry.kind in SPECIAL_KINDS:
+            notice = f"a {SPECIAL_KINDS[entry.kind]}, which has no content"
+            self._end(FileOutcome("", self._name(entry), Fate.SKIPPED, notice=notice))
+            return None
         if entry.kind != OBJECT_KIND and not relative.endswith("/"):
             self._fail(wanted, _not_a_file(self._name(entry)))
             return None

@@ -30,7 +30,7 @@ from lakefs.errors import (
 )
 from lakefs.get.opened import Opened, Piece
 from lakefs.ids import BlobId, ChunkKind, kind_of
-from lakefs.limits import CHECK_WINDOW, KEY_BYTES_MAX
+from lakefs.limits import CHECK_WINDOW, S3_KEY_BYTES_MAX
 from lakefs.put.sources import FileSource
 from lakefs.steps.steps import Pipeline, Steps, Work
 from lakefs.trees.part_files import is_part
@@ -201,8 +201,8 @@ class Walk:
             return _failed(path, key, InvalidName(f"{shown}: the name is not UTF-8; rename it", subject=shown))
         except OSError as error:
             return _failed(path, key, LocalFileError(f"{path}: {error.strerror}", subject=path))
-        if key_bytes > KEY_BYTES_MAX:
-            reason = f"{path}: its key would be longer than {KEY_BYTES_MAX} bytes"
+        if key_bytes > S3_KEY_BYTES_MAX:
+            reason = f"{path}: its key would be longer than {S3_KEY_BYTES_MAX} bytes"
             return _failed(path, key, InvalidName(reason, subject=path))
         if is_part(path):
             return _skipped(path, key, "a part of a get that did not end")

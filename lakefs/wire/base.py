@@ -115,7 +115,9 @@ class NameChange(Message, frozen=True):
 
 
 class ObjectStat(Message, frozen=True):
-    """Stat of a name.  kind: 1 folder, 2 object, 3 symlink.  `blob` is empty for a bare folder and a symlink.
+    """Stat of a name.  kind: 1 folder, 2 object, 3 symlink, 5 to 8 special (SPECIAL_KINDS).
+
+    `blob` is empty for a bare folder, a symlink and a special node; `device` is the number of a device.
 
     `ctime_ns`: the last change of content, attributes or name.  `atime_ns`: None when it is the modification time.
     A symlink's size is the length of its target.  `upload`: id of the multipart upload that made the object, 16 bytes,
@@ -149,6 +151,7 @@ class ObjectStat(Message, frozen=True):
     version: str = ""
     is_marker: bool = False
     bound_ns: int = 0
+    device: int = 0
 
     @property
     def last_modified_ns(self) -> int:

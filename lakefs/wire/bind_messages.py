@@ -82,7 +82,8 @@ class BindCopy(Request, frozen=True):
     """Bind a name to what a name in another names shard has, as Copy does within one; its errors are those of Copy.
 
     `change` has the blob and all attributes that the copy gets.  Times of 0 mean now.  `symlink_target`, if it is not
-    empty: the copy is a symlink, and `change.blob` is empty.  SessionLost as in BindBlobs.
+    empty: the copy is a symlink, and `change.blob` is empty; so it is with `special`, the kind of a special node, and
+    its `device`.  SessionLost as in BindBlobs.
     """
 
     OP = 114
@@ -92,3 +93,5 @@ class BindCopy(Request, frozen=True):
     size_bytes: int
     chunk_count: int
     symlink_target: bytes = b""
+    special: int = 0
+    device: int = 0

@@ -27,6 +27,7 @@ from lakefs.wire.frames import FLAGS_CRITICAL, PROTOCOL_VERSION, FrameReader, Fr
 from lakefs.wire.messages import (
     FEATURE_EXCHANGE,
     FEATURE_FABRIC,
+    FEATURE_NODES,
     FEATURE_PLACES,
     FEATURE_STAMPS,
     FEATURE_TURNS,
@@ -52,6 +53,7 @@ KNOWN_FEATURES: Final = (
     | FEATURE_WATCH_ALL
     | FEATURE_TURNS
     | FEATURE_EXCHANGE
+    | FEATURE_NODES
     | SHARED_BY_ENGINES
 )
 ERROR_TEXT_MAX: Final = 4096

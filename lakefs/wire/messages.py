@@ -249,6 +249,7 @@ class ListEntry(Message, frozen=True):
     atime_ns: int | None = None
     checksum_names: list[str] = []
     bound_ns: int = 0
+    device: int = 0
 
     @property
     def last_modified_ns(self) -> int:

@@ -1,8 +1,13 @@
-"""Messages for what only file systems know of names: two of them exchanged.  See `lakefs.wire.messages`."""
+"""Messages for what only file systems know: names exchanged, special nodes.  See `lakefs.wire.messages`."""
 
 from __future__ import annotations
 
-from lakefs.wire.base import NO_CONDITION, Condition, NameResults, Request
+from typing import Final
+
+from lakefs.wire.base import NO_CONDITION, Condition, NameResults, ObjectAttributes, Request
+
+SPECIAL_KINDS: Final = {5: "pipe", 6: "socket", 7: "character device", 8: "block device"}
+"""Kinds of special nodes in ObjectStat and ListEntry, and their names for people.  They have no content."""
 
 
 class Exchange(Request, frozen=True):
@@ -21,4 +26,23 @@ class Exchange(Request, frozen=True):
     durable: bool = True
     condition: Condition = NO_CONDITION
     to_condition: Condition = NO_CONDITION
+    folders: bool = False
+
+
+class MakeNode(Request, frozen=True):
+    """Make a special node of one of SPECIAL_KINDS; AlreadyExists when an object, symlink or folder has the name.
+
+    `device`: the number of a device, of 32 bits, as stat(2) shows it; 0 for pipes and sockets.  `durable` and `folders`
+    as in Commit.  Only for engines with FEATURE_NODES.
+    """
+
+    OP = 37
+    REPLY = NameResults
+    bucket: str
+    key: str
+    kind: int
+    attributes: ObjectAttributes
+    device: int = 0
+    durable: bool = True
+    condition: Condition = NO_CONDITION
     folders: bool = False

@@ -45,6 +45,8 @@ FEATURE_TURNS: Final = 1 << 12
 """Bit of HelloReply's `features`: these names send heads the turns of their stamps (`OpenTurns`)."""
 FEATURE_EXCHANGE: Final = 1 << 13
 """Bit of HelloReply's `features`: the engine exchanges names (`Exchange`)."""
+FEATURE_NODES: Final = 1 << 14
+"""Bit of HelloReply's `features`: the engine keeps pipes, sockets and devices (`MakeNode`)."""
 SHARED_BY_ENGINES: Final = (
     FEATURE_EACH
     | FEATURE_SEGMENTS

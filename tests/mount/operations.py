@@ -239,9 +239,9 @@ PROBES: Final[tuple[tuple[str, str, Callable[[Path], object]], ...]] = (
     ("rename `RENAME_EXCHANGE`", "atomic, of any two kinds", _rename_flags(_RENAME_EXCHANGE)),
     ("symlink, readlink", "targets to 4,095 bytes", _symlink),
     ("link", "hard links are not offered", _link_count),
-    ("mknod: pipe", "", lambda place: os.mkfifo(place / "pipe")),
-    ("mknod: device", "", lambda place: os.mknod(place / "null", 0o20666, os.makedev(1, 3))),
-    ("bind a Unix socket", "", _socket),
+    ("mknod: pipe", "S3 does not list it", lambda place: os.mkfifo(place / "pipe")),
+    ("mknod: device", "root's; S3 does not list it", lambda place: os.mknod(place / "null", 0o20666, os.makedev(1, 3))),
+    ("bind a Unix socket", "S3 does not list it", _socket),
     ("chmod", "", _mode),
     ("chown", "", _owner),
     ("utimensat: modification time", "in ns", _times),
@@ -252,7 +252,7 @@ PROBES: Final[tuple[tuple[str, str, Callable[[Path], object]], ...]] = (
     ("fcntl locks", "on this mount only", _lock_record),
     ("statvfs", "of the store's disk", os.statvfs),
     ("a name that is not UTF-8", "", _name(b"\xff")),
-    ("a name of 256 bytes", "255 a component, 1,024 a key", _name(b"n" * 256)),
+    ("a name of 256 bytes", "255 a component, 4,095 a path", _name(b"n" * 256)),
 )
 
 

@@ -15,7 +15,7 @@ class Known(NamedTuple):
     reason: str
 
 
-_NO_LINKS: Final = "Hard links, device nodes, sockets and pipes are refused with `EPERM`."
+_NO_LINKS: Final = "Hard links are refused with `EPERM`."
 _REFUSED: Final = "gives ('error', 'EPERM'), locally ('ok', None)"
 _MAPPED: Final = (
     "A write through a mapping changes times, and removes set-id bits, when its pages reach the mount:"
@@ -25,9 +25,6 @@ _FALLOCATE: Final = "`fallocate` is refused with `EOPNOTSUPP`; `posix_fallocate`
 
 KNOWN: Final[tuple[Known, ...]] = (
     Known(f"*.linkat(*: {_REFUSED}", _NO_LINKS),
-    Known(f"*.mkfifo(*: {_REFUSED}", _NO_LINKS),
-    Known(f"*.mknod(*: {_REFUSED}", _NO_LINKS),
-    Known(f"*.bind(*: {_REFUSED}", _NO_LINKS),
     Known(
         "*.rename2(*, 4): gives ('error', 'EINVAL'), locally ('ok', None)",
         "`RENAME_WHITEOUT` is refused with `EINVAL`.",
@@ -41,10 +38,6 @@ KNOWN: Final[tuple[Known, ...]] = (
         " emptied by then.",
     ),
     Known("the name *gives ('error', 'EILSEQ')*", "Names are UTF-8: others are refused with `EILSEQ`."),
-    Known(
-        "folders in folders over 1,024 bytes: *'ENAMETOOLONG')*",
-        "A path below its bucket has at most 1,024 bytes: beyond that `ENAMETOOLONG`.",
-    ),
     Known(
         "xattr name 'system.posix_acl_acc'*removexattr*'ENOTSUP')*",
         "ACLs are not offered: no file has one, and setting or removing one is refused with `EOPNOTSUPP`.",

@@ -8,7 +8,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import socket
 import sqlite3
+import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -40,6 +43,42 @@ def test_cp_a_out_of_the_mount_gives_the_same_tree(tree: Path, here: Path, there
     run("cp", "-a", there / "copy", tmp_path / "back")
     assert digests(tmp_path / "back") == digests(tree)
     assert attributes(tmp_path / "back") == attributes(tree)
+
+
+def test_tar_rsync_and_cp_keep_pipes_sockets_and_devices(tree: Path, here: Path, there: Path, tmp_path: Path) -> None:
+    need("rsync")
+    os.mkfifo(tree / "pipe", 0o640)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tree / "socket"))
+    if os.geteuid() == 0:
+        os.mknod(tree / "null", 0o20620, os.makedev(1, 3))
+        os.mknod(tree / "disk", 0o60600, os.makedev(259, 300))
+    run("cp", "-a", tree, here / "cp")
+    run("rsync", "-a", "--devices", "--specials", f"{tree}/", here / "rsync")
+    run("tar", "-C", tree, "-cf", tmp_path / "out.tar", "--exclude=./socket", ".")
+    (here / "tar").mkdir()
+    run("tar", "-C", here / "tar", "-xpf", tmp_path / "out.tar")
+    catch_up(here, there)
+
+    def nodes(folder: Path) -> dict[str, tuple[int, int, int]]:
+        """Return mode, number and time of each special node and symlink; rsync and tar compare seconds."""
+        found = {path.name: path.lstat() for path in folder.iterdir()}
+        return {
+            name: (each.st_mode, each.st_rdev, int(each.st_mtime))
+            for name, each in found.items()
+            if not (stat.S_ISREG(each.st_mode) or stat.S_ISDIR(each.st_mode))
+        }
+
+    packed = nodes(tree)
+    del packed["socket"]
+    for folder in (here, there):
+        assert [nodes(folder / copy) for copy in ("cp", "rsync", "tar")] == [nodes(tree), nodes(tree), packed]
+    writer = threading.Thread(target=lambda: (here / "cp" / "pipe").write_bytes(b"through"))
+    writer.start()
+    assert (here / "cp" / "pipe").read_bytes() == b"through"
+    writer.join()
+    run("rsync", "-a", "--devices", "--specials", f"{there}/rsync/", tmp_path / "back")
+    assert nodes(tmp_path / "back") == nodes(tree)
 
 
 def test_cp_within_the_mount_and_over_existing_files(tree: Path, here: Path, there: Path) -> None:

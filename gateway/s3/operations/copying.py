@@ -10,14 +10,14 @@ from gateway.s3.operations.buckets import iso_time
 from gateway.s3.operations.versions import checked_version, version_headers
 from gateway.s3.protocol.attributes import attributes_of, checksum_elements, tags_of_copy
 from gateway.s3.protocol.checksums import algorithm_named
-from gateway.s3.protocol.errors import S3Error, invalid_argument, not_implemented, precondition_failed
+from gateway.s3.protocol.errors import S3Error, invalid_argument, no_such_key, not_implemented, precondition_failed
 from gateway.s3.protocol.headers import write_condition
 from gateway.s3.protocol.targets import parse_copy_source
 from gateway.s3.protocol.xml import document, element
 from gateway.s3.request.authorization import check_bucket
 from gateway.s3.request.call import Call, stat_of, xml_response
 from lakefs.names import Name
-from lakefs.wire.messages import Copy, NameResults, ObjectAttributes, ObjectStat, StatNames
+from lakefs.wire.messages import SPECIAL_KINDS, Copy, NameResults, ObjectAttributes, ObjectStat, StatNames
 
 _PREFIX: Final = b"x-amz-copy-source-"
 COPIED_VERSION_HEADER: Final = _PREFIX + b"version-id"
@@ -71,6 +71,8 @@ async def copy_source(call: Call) -> CopySource:
         check_bucket(call.signature.key, bucket)
     looking = StatNames([(bucket, key)], versions=[version])
     source = stat_of((await call.ask(looking, NameResults)).results[0], key)
+    if source.kind in SPECIAL_KINDS:
+        raise no_such_key(key)
     if source.is_marker:
         raise S3Error(
             400,

@@ -21,7 +21,8 @@ from gateway.s3.protocol.attributes import checksum_type
 from gateway.s3.protocol.errors import invalid_argument
 from gateway.s3.protocol.xml import OWNER, document, element, url_encoded
 from gateway.s3.request.call import Call, whole_number, xml_response
-from lakefs.wire.messages import Listed, ListEntry, ListNames
+from lakefs.limits import S3_KEY_BYTES_MAX
+from lakefs.wire.messages import SPECIAL_KINDS, Listed, ListEntry, ListNames, VersionEntry
 
 KEYS_MAX: Final = 1000
 STORE_DELIMITERS: Final = ("", "/")
@@ -79,7 +80,17 @@ async def _page(call: Call, after: str, passed: str) -> tuple[Page, int, Callabl
 
 async def _listed(call: Call, after: str, delimiter: str, limit: int, prefix: str | None = None) -> Listed:
     prefix = call.parameter("prefix") if prefix is None else prefix
-    return await call.ask(ListNames(call.bucket, prefix, after, delimiter, limit), Listed)
+    while True:
+        listed = await call.ask(ListNames(call.bucket, prefix, after, delimiter, limit), Listed)
+        entries = [entry for entry in listed.entries if is_listed(entry)]
+        if entries or not listed.next_after:
+            return Listed(entries, listed.next_after)
+        after = listed.next_after
+
+
+def is_listed(entry: ListEntry | VersionEntry) -> bool:
+    """Return True for what S3 lists: not for what only a mount can make, pipes, sockets, devices and longer keys."""
+    return entry.kind not in SPECIAL_KINDS and len(entry.key.encode()) <= S3_KEY_BYTES_MAX
 
 
 async def _rolled_up_by_store(call: Call, after: str, passed: str, delimiter: str, limit: int) -> Page:

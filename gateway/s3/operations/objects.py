@@ -35,7 +35,7 @@ from gateway.s3.request.call import Call, bad_part_number, whole_number, xml_res
 from lakefs.get.opened import Opened, Piece
 from lakefs.limits import LIST_PAGE_MAX, S3_PARTS_MAX
 from lakefs.names import Name
-from lakefs.wire.messages import ObjectPart, ObjectParts, ObjectStat, UploadedParts
+from lakefs.wire.messages import SPECIAL_KINDS, ObjectPart, ObjectParts, ObjectStat, UploadedParts
 
 _NS: Final = 1_000_000_000
 _PART: Final = "partNumber"
@@ -58,7 +58,7 @@ async def get_object(call: Call) -> Response:
 async def head_object(call: Call) -> Response:
     """Return the answer of GET without the content."""
     stat, seen = await asked_stat_seen(call)
-    if stat.kind == 1 and not (stat.blob and call.key.endswith("/")):
+    if stat.kind in SPECIAL_KINDS or (stat.kind == 1 and not (stat.blob and call.key.endswith("/"))):
         raise no_such_key(call.key)
     refused = _condition_refusal(call, stat)
     if refused is not None:

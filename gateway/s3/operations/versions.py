@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from gateway.http.messages import Response
 from gateway.http.ranges import format_http_date
 from gateway.s3.door.teaching import Seen
@@ -21,6 +23,7 @@ from gateway.s3.operations.list_objects import (
     STORE_DELIMITERS,
     checksum_kinds,
     group_of,
+    is_listed,
     max_keys,
     shown_names,
 )
@@ -183,8 +186,13 @@ def _list_parameters(call: Call) -> _ListParameters:
 async def _listed(
     call: Call, asked: _ListParameters, after: str, after_version: str, delimiter: str, limit: int, prefix: str = ""
 ) -> ListedVersions:
-    request = ListVersions(call.bucket, prefix or asked.prefix, after, after_version, delimiter, limit)
-    return await call.ask(request, ListedVersions)
+    while True:
+        request = ListVersions(call.bucket, prefix or asked.prefix, after, after_version, delimiter, limit)
+        listed = await call.ask(request, ListedVersions)
+        entries = [entry for entry in listed.entries if is_listed(entry)]
+        if entries or not listed.next_after:
+            return msgspec.structs.replace(listed, entries=entries)
+        after, after_version = listed.next_after, listed.next_version
 
 
 async def _rolled_up_by_store(call: Call, asked: _ListParameters) -> ListedVersions:

@@ -30,7 +30,7 @@ import msgspec
 from gateway.http.head import RequestHead
 from gateway.s3.protocol.errors import S3Error, bad_bucket, invalid_argument, not_implemented
 from gateway.s3.protocol.operation import BY_ID, SUB_RESOURCES, Level, Operation
-from lakefs.limits import KEY_BYTES_MAX, S3_QUERY_PARAMETERS_MAX
+from lakefs.limits import S3_KEY_BYTES_MAX, S3_QUERY_PARAMETERS_MAX
 from lakefs.names import invalid_bucket_name, is_bucket_name
 
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]*)(?::[0-9]{0,5})?")
@@ -310,12 +310,12 @@ def _method_refusal(level: Level, method: str) -> S3Error:
 def _key(raw: bytes) -> str:
     key = _decoded(raw)
     length = len(raw) if b"%" not in raw else len(key.encode())
-    if length > KEY_BYTES_MAX:
+    if length > S3_KEY_BYTES_MAX:
         raise S3Error(
             400,
             "KeyTooLongError",
             "Your key is too long",
-            details={"Size": str(length), "MaxSizeAllowed": str(KEY_BYTES_MAX)},
+            details={"Size": str(length), "MaxSizeAllowed": str(S3_KEY_BYTES_MAX)},
         )
     return key
 

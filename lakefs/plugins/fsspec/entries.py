@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat
+from lakefs.wire.messages import SPECIAL_KINDS, BucketStat, ListEntry, ObjectStat
 
 Entry = dict[str, Any]
 FOLDER_KIND: Final = 1
 SYMLINK_KIND: Final = 3
-_TYPES: Final = {FOLDER_KIND: "directory", SYMLINK_KIND: "link"}
+_TYPES: Final = {FOLDER_KIND: "directory", SYMLINK_KIND: "link", **dict.fromkeys(SPECIAL_KINDS, "other")}
 _NS: Final = 1e9
 
 

@@ -52,6 +52,8 @@ COPIES = {
     "empty": of("empty"),
     "empty, with an MD5": of("empty-md5"),
     "symlink": of("link"),
+    "pipe": of("pipe"),
+    "device over an object": of("null", "there"),
     "in folders": of("rich", "a/b/c"),
     "folder's own": of("f/", "g/"),
     "folder to object": of("f/", "object"),
@@ -118,6 +120,8 @@ async def prepare(client: EmbeddedEngine) -> None:
     complete = m.UploadComplete(session, "source", "uploaded", upload.upload, small, [1], [b"5" * 16], end_session=True)
     good(await ask(client, complete, m.NameResults))
     good(await ask(client, m.MakeSymlink("source", "link", b"there", RICH), m.NameResults))
+    good(await ask(client, m.MakeNode("source", "pipe", 5, RICH), m.NameResults))
+    good(await ask(client, m.MakeNode("source", "null", 7, RICH, 259), m.NameResults))
     for bucket in (SAME, OTHER):
         good(await ask(client, m.MakeSymlink(bucket, "there-link", b"x", RICH), m.NameResults))
     await ask(client, m.BucketSet("source", versioning="enabled"), m.Buckets)

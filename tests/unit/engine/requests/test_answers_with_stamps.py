@@ -189,6 +189,7 @@ plain = st.one_of(
     st.builds(m.Copy, buckets, keys, buckets, keys, st.none() | attributes, create_bucket=coins),
     st.builds(m.MakeFolder, buckets, folders, coins, coins, st.none() | attributes),
     st.builds(m.RemoveFolder, buckets, folders, coins),
+    st.builds(m.MakeNode, buckets, keys, st.sampled_from((5, 6, 7)), attributes),
     st.builds(m.MakeSymlink, buckets, keys, st.sampled_from((b"x", b"../y")), attributes),
     st.builds(
         m.SetAttributes,

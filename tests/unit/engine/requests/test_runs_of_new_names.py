@@ -37,7 +37,7 @@ from tests.store_rig import ask, client_of, fsck, run, session_of, simulated_sto
 
 FOLDERS: Final = ("", "", "d/", "d/e/", "new/f/", "l" * 500 + "/")
 NAMES: Final = tuple(f"{letter}{number}" for letter in "ab" for number in range(8))
-ODD: Final = ("", "a/", "d", "d/e", "n" * 480, "n" * 479, "n" * 700, "k\0", "\ud800", "é", "x" * 1024, "x" * 1025)
+ODD: Final = ("", "a/", "d", "d/e", "n" * 480, "n" * 479, "n" * 700, "k\0", "\ud800", "é", "x" * 4095, "x" * 4096)
 END: Final = b"\xff" * 512
 
 coins = st.booleans()

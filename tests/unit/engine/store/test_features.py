@@ -261,3 +261,23 @@ def test_a_superblock_without_the_bit_beside_records_is_found_and_mended_by_the_
             assert (await fsck(client_of(store)))["damage"] == 0
 
     run(main)
+
+
+def test_a_release_that_does_not_know_special_nodes_does_not_open_a_store_that_has_had_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        disk = SimDisk(8)
+        async with simulated_store(disk) as store:
+            await ask(client_of(store), m.BucketCreate("bkt"), m.Buckets)
+            assert not read_superblock(disk).read_only_features
+            await ask(client_of(store), m.MakeNode("bkt", "pipe", 5, m.ObjectAttributes()), m.NameResults)
+            assert read_superblock(disk).read_only_features == ReadOnlyFeature.SPECIAL_NODES
+        async with simulated_store(disk) as store:
+            await check_is_clean(client_of(store))
+        monkeypatch.setattr(superblocks, "KNOWN_READ_ONLY", KNOWN_READ_ONLY & ~ReadOnlyFeature.SPECIAL_NODES)
+        with pytest.raises(StoreReadOnly, match="pipes, sockets and device nodes"):
+            async with simulated_store(disk):
+                pass
+
+    run(main)
