@@ -117,7 +117,8 @@ def main() -> None:
 def run(args: list[str]) -> int:
     """Run one command line and return its exit code.  Messages are written to stderr, as JSON with --json."""
     if "_LAKE_COMPLETE" in os.environ:
-        lake.main(args, prog_name="lake")
+        import_module("cli.terminal.completing")  # bash's own way is in it
+        lake.main(args, prog_name="lake", obj=Target())
     try:
         return _invoke(_of_mount_fuse(args) or args)
     except click.ClickException as error:

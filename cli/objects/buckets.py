@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.terminal.completing import complete_buckets
 from cli.terminal.output import iso_time, json_option, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import BucketNotFound, InvalidName
@@ -50,7 +51,7 @@ def list_(where: Target, as_json: bool) -> None:
 
 
 @bucket.command("set")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_buckets)
 @click.option(
     "--anonymous-read/--no-anonymous-read",
     default=None,
@@ -77,7 +78,7 @@ def set_(where: Target, name: str, anonymous_read: bool | None, versioning: str 
 
 
 @bucket.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_buckets)
 @json_option
 @engine_options
 @pass_target

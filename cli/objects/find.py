@@ -14,6 +14,7 @@ import click
 
 from cli.objects.ls import KINDS, entries_below, entry_document, long_line
 from cli.objects.patterns import expand
+from cli.terminal.completing import complete_names
 from cli.terminal.output import JsonList, json_option, shown, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import InvalidArgument
@@ -54,7 +55,7 @@ class _Wanted:
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME...]")
+@click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=complete_names)
 @click.option(
     "--name", "patterns", multiple=True, metavar="PATTERN", help="Its last part matches: '*.bin'; repeatable."
 )

@@ -12,6 +12,7 @@ import click
 
 from cli.objects.patterns import STATS_MAX, expand, is_meant, matches
 from cli.objects.streams_as_targets import is_stdout, is_stream, open_stream
+from cli.terminal.completing import complete_files, complete_names
 from cli.terminal.output import json_option
 from cli.terminal.streams import stdout_descriptor
 from cli.terminal.target import Target, engine_options, pass_target
@@ -31,8 +32,8 @@ ALL = 1 << 62
 
 
 @click.command()
-@click.argument("name", metavar="BUCKET/KEY")
-@click.argument("target", metavar="DST")
+@click.argument("name", metavar="BUCKET/KEY", shell_complete=complete_names)
+@click.argument("target", metavar="DST", shell_complete=complete_files)
 @click.option("-r", "--recursive", is_flag=True, help="A folder: what is under KEY/ lands in the folder DST.")
 @click.option("--follow", is_flag=True, help="Write through symbolic links to folders inside DST.")
 @click.option("-n", "--no-clobber", is_flag=True, help="Leave files that exist; without -r fail.")
@@ -93,7 +94,7 @@ def get(
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names)
 @click.option("--offset", type=click.IntRange(0), default=0, help="First byte of each.")
 @click.option("--length", type=click.IntRange(0), default=ALL, show_default="to the end", help="Bytes of each.")
 @engine_options

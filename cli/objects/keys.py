@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.terminal.completing import complete_access_keys, complete_buckets
 from cli.terminal.output import escaped, iso_time, json_option, notice, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 
@@ -20,7 +21,14 @@ def key() -> None:
 
 
 @key.command()
-@click.option("--bucket", "buckets", multiple=True, metavar="NAME", help="Only for this bucket; may be repeated.")
+@click.option(
+    "--bucket",
+    "buckets",
+    multiple=True,
+    metavar="NAME",
+    help="Only for this bucket; may be repeated.",
+    shell_complete=complete_buckets,
+)
 @click.option("--read-only", is_flag=True, help="Only for reading and listing.")
 @json_option
 @engine_options
@@ -60,7 +68,7 @@ def list_(where: Target, as_json: bool) -> None:
 
 
 @key.command()
-@click.argument("access_key")
+@click.argument("access_key", shell_complete=complete_access_keys)
 @json_option
 @engine_options
 @pass_target

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.objects.patterns import STATS_MAX, expand, folder_of, is_meant, is_pattern, matches
+from cli.terminal.completing import complete_names
 from cli.terminal.output import JsonList, human_bytes, iso_time, json_option, shown, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
@@ -31,7 +32,7 @@ _TYPE_BITS = {
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_names)
 @click.option("-l", "--long", "long_format", is_flag=True, help="With size, time and mode.")
 @click.option("-r", "--recursive", is_flag=True, help="All keys below, not only the next level.")
 @json_option
@@ -59,7 +60,7 @@ def ls(where: Target, name: str | None, long_format: bool, recursive: bool, as_j
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names)
 @json_option
 @engine_options
 @pass_target
@@ -84,7 +85,7 @@ def stat(where: Target, names: tuple[str, ...], as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME...]")
+@click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=complete_names)
 @click.option("-b", "--bytes", "exact", is_flag=True, help="Sizes in bytes.")
 @click.option("-d", "--depth", type=click.IntRange(0), default=0, help="Also folders so many levels below.")
 @json_option

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlsplit
 
 import click
 
+from cli.terminal.completing import complete_names
 from cli.terminal.output import iso_time, json_option, notice, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import AccessKeyNotFound, InvalidArgument, LocalFileError
@@ -69,7 +70,7 @@ def presigned(signing: Signing, name: Name, method: str, expires_s: int, now_s: 
 
 
 @click.command()
-@click.argument("name", metavar="BUCKET/KEY")
+@click.argument("name", metavar="BUCKET/KEY", shell_complete=complete_names)
 @click.option("--method", type=click.Choice(METHODS, case_sensitive=False), default="GET", show_default=True)
 @click.option("--expires", metavar="TIME", default="1h", show_default=True, help="As 90s, 12h or 7d, the longest.")
 @click.option("--version", metavar="VERSION", default="", help="Of this version of the object.")

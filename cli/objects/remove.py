@@ -15,6 +15,7 @@ import click
 
 from cli.objects.buckets import not_there
 from cli.objects.patterns import expand
+from cli.terminal.completing import complete_names
 from cli.terminal.output import escaped, human_bytes, json_option, notice, write_json
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
@@ -56,7 +57,7 @@ class _Removed:
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names)
 @click.option("-r", "--recursive", is_flag=True, help="Folders too, with all that is in them.")
 @click.option("-f", "--force", is_flag=True, help="A name that is not there is no error; nothing is asked.")
 @click.option("-y", "--yes", is_flag=True, help="Nothing is asked.")
@@ -165,11 +166,9 @@ def _is_bucket(text: str) -> bool:
 
 def _remove(lake: Lake, text: str, recursive: bool, removed: _Removed) -> None:
     """Remove a name, with `recursive` all below it too, and count what was removed."""
-    driver = driver_of(lake)
     if not recursive:
-        name = parse_object_name(text)
         try:
-            removed.objects += driver.run(driver.steps.remove_many([name]))
+            _remove_one(lake, parse_object_name(text), removed)
         except FolderNotEmpty as error:
             raise FolderNotEmpty(
                 f"{text} is a folder that is not empty; remove it with: lake rm -r", subject=text
@@ -177,11 +176,22 @@ def _remove(lake: Lake, text: str, recursive: bool, removed: _Removed) -> None:
         return
     name = parse_name(text)
     if not name.is_folder:
-        (found,) = driver.run(driver.steps.stat_many([name]))
-        removed.objects += driver.run(driver.steps.remove_many([name]))
-        removed.size_bytes += 0 if isinstance(found, LakeError) else found.size_bytes
+        _remove_one(lake, name, removed)
     folder = name if name.is_folder else Name(name.bucket, name.key + "/")
+    driver = driver_of(lake)
     driver.run(_remove_tree(driver.steps, folder, removed))
+
+
+def _remove_one(lake: Lake, name: Name, removed: _Removed) -> None:
+    """Remove one name, if it exists: where versions are kept, a missing one would get a delete marker."""
+    driver = driver_of(lake)
+    (found,) = driver.run(driver.steps.stat_many([name]))
+    if isinstance(found, KeyNotFound):
+        return
+    if isinstance(found, LakeError):
+        raise found
+    removed.objects += driver.run(driver.steps.remove_many([name]))
+    removed.size_bytes += found.size_bytes
 
 
 def _remove_tree(steps: LakeSteps, folder: Name, removed: _Removed) -> Steps[None]:

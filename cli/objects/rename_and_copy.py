@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.objects.patterns import is_meant, matches
+from cli.terminal.completing import complete_names
 from cli.terminal.output import json_option, write_json
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
@@ -23,8 +24,8 @@ PAGE = 1000
 
 
 @click.command()
-@click.argument("source")
-@click.argument("target")
+@click.argument("source", shell_complete=complete_names)
+@click.argument("target", shell_complete=complete_names)
 @click.option("-n", "--no-clobber", is_flag=True, help="Fail when the target exists.")
 @json_option
 @engine_options
@@ -46,8 +47,8 @@ def mv(where: Target, source: str, target: str, no_clobber: bool, as_json: bool)
 
 
 @click.command()
-@click.argument("source")
-@click.argument("target")
+@click.argument("source", shell_complete=complete_names)
+@click.argument("target", shell_complete=complete_names)
 @click.option("-r", "--recursive", is_flag=True, help="A folder, object by object.")
 @click.option("-n", "--no-clobber", is_flag=True, help="Fail when the target exists; with -r leave it.")
 @json_option

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.terminal.completing import complete_spaces
 from cli.terminal.output import escaped, human_bytes, iso_time, json_option, notice, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 
@@ -38,7 +39,7 @@ def list_(where: Target, as_json: bool) -> None:
 
 
 @kv.command()
-@click.argument("space")
+@click.argument("space", shell_complete=complete_spaces)
 @json_option
 @engine_options
 @pass_target
@@ -53,7 +54,7 @@ def stat(where: Target, space: str, as_json: bool) -> None:
 
 
 @kv.command("set")
-@click.argument("space")
+@click.argument("space", shell_complete=complete_spaces)
 @click.option("--quota", metavar="SIZE", help="Most bytes of its values, as 200G; 0: no quota.")
 @click.option("--ttl", metavar="TIME", help="Time that values stored from now on last, as 7d; 0: for ever.")
 @json_option
@@ -75,7 +76,7 @@ def set_(where: Target, space: str, quota: str | None, ttl: str | None, as_json:
 
 
 @kv.command()
-@click.argument("space")
+@click.argument("space", shell_complete=complete_spaces)
 @json_option
 @engine_options
 @pass_target

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.terminal.completing import complete_names
 from cli.terminal.output import human_bytes, notice, shown, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import KeyNotFound
@@ -41,7 +42,7 @@ class _Level:
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_names)
 @click.option("-L", "--depth", type=click.IntRange(1), metavar="N", help="At most so many levels.")
 @click.option("-d", "--folders", "only_folders", is_flag=True, help="Folders only.")
 @click.option("-s", "--size", "sizes", is_flag=True, help="With the size of each object.")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.objects.remove import EXIT_DECLINED
+from cli.terminal.completing import complete_files, complete_names
 from cli.terminal.output import JsonList, escaped, iso_time, json_option, notice, shown, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
@@ -17,7 +20,7 @@ from lakefs.names import Name, parse_name, parse_object_name
 if TYPE_CHECKING:
     from lakefs.client.blocking.lake import Lake
     from lakefs.steps.steps import Steps
-    from lakefs.wire.messages import ListedVersions, VersionEntry
+    from lakefs.wire.messages import ListedVersions, NameResult, VersionEntry
 
 
 @click.group()
@@ -30,7 +33,7 @@ def versions() -> None:
 
 
 @versions.command("ls")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_names)
 @json_option
 @engine_options
 @pass_target
@@ -52,9 +55,9 @@ def list_(where: Target, name: str, as_json: bool) -> None:
 
 
 @versions.command()
-@click.argument("name", metavar="BUCKET/KEY")
+@click.argument("name", metavar="BUCKET/KEY", shell_complete=complete_names)
 @click.argument("version")
-@click.argument("target", metavar="DST")
+@click.argument("target", metavar="DST", shell_complete=complete_files)
 @engine_options
 @pass_target
 def get(where: Target, name: str, version: str, target: str) -> None:
@@ -66,7 +69,7 @@ def get(where: Target, name: str, version: str, target: str) -> None:
 
 
 @versions.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names)
 @click.option("--version", metavar="VERSION", default="", help="This one; else the newest with another content.")
 @click.option("-r", "--recursive", is_flag=True, help="Below folders, or in buckets: the objects that were removed.")
 @json_option
@@ -93,28 +96,35 @@ def restore(where: Target, names: tuple[str, ...], version: str, recursive: bool
 
 
 @versions.command()
-@click.argument("name", metavar="BUCKET/KEY")
-@click.argument("wanted", nargs=-1, required=True, metavar="VERSION...")
+@click.argument("name", shell_complete=complete_names)
+@click.argument("wanted", nargs=-1, metavar="[VERSION...]")
+@click.option("-r", "--recursive", is_flag=True, help="All old versions below a folder, or in a bucket.")
+@click.option("-y", "--yes", is_flag=True, help="Nothing is asked.")
 @json_option
 @engine_options
 @pass_target
-def rm(where: Target, name: str, wanted: tuple[str, ...], as_json: bool) -> None:
-    """Remove versions of an object for good, also delete markers: without its newest one, an object is there again."""
-    from lakefs.put.upload import result_of
-    from lakefs.steps.steps import send
-    from lakefs.wire.messages import DeleteNames, NameResults
+def rm(where: Target, name: str, wanted: tuple[str, ...], recursive: bool, yes: bool, as_json: bool) -> int:
+    """Remove versions of an object for good, also delete markers: without its newest one, an object is there again.
 
-    parsed = parse_object_name(name)
+    With -r all that objects are not bound to now; what is there stays.  Then a bucket that is empty can be removed.
+    """
+    if recursive == bool(wanted):
+        raise InvalidArgument("give the versions to remove, or -r for all old ones below a folder or in a bucket")
     with where.open() as lake:
-        request = DeleteNames([(parsed.bucket, parsed.key)] * len(wanted), versions=list(wanted))
-        reply = driver_of(lake).run(send(request)).message
-    assert isinstance(reply, NameResults)
-    for version, result in zip(wanted, reply.results, strict=True):
-        if result.failure is None and result.stat is None:
-            raise VersionNotFound(f"{name} has no version {version}", subject=name)
-        result_of(result)
+        if not recursive:
+            removed = _remove(lake, parse_object_name(name), wanted)
+        else:
+            folder = _folder_of(parse_name(name))
+            asked = not (yes or as_json) and sys.stdin.isatty() and sys.stderr.isatty()
+            if asked and not click.confirm(f"Remove all old versions below {escaped(str(folder))} for good?", err=True):
+                notice("lake: nothing was removed")
+                return EXIT_DECLINED
+            removed = driver_of(lake).run(_remove_below(folder))
     if as_json:
-        write_json({"removed": len(wanted)})
+        write_json({"removed": removed})
+    elif recursive:
+        notice("1 version removed" if removed == 1 else f"{removed} versions removed")
+    return 0
 
 
 # --- listing -----------------------------------------------------------------------------------------
@@ -181,6 +191,58 @@ def _document(entry: VersionEntry) -> dict[str, Any]:
     }
 
 
+# --- removing ----------------------------------------------------------------------------------------
+
+
+def _remove(lake: Lake, name: Name, wanted: Sequence[str]) -> int:
+    """Remove versions of one object; return how many.  VersionNotFound, after the others were removed."""
+    from lakefs.put.upload import result_of
+
+    for version, result in zip(
+        wanted, driver_of(lake).run(_delete([(name.key, v) for v in wanted], name)), strict=True
+    ):
+        if result.failure is None and result.stat is None:
+            raise VersionNotFound(f"{name} has no version {version}", subject=str(name))
+        result_of(result)
+    return len(wanted)
+
+
+def _remove_below(folder: Name) -> Steps[int]:
+    """Remove all versions that no key is bound to, then the delete markers on top; return how many.
+
+    In this order nothing that was removed is there again meanwhile.
+    """
+    from lakefs.put.upload import result_of
+
+    removed = 0
+    for of_markers in (False, True):
+        after, after_version = "", ""
+        while True:
+            page = yield from _page(folder, after, after_version)
+            old = [entry for entry in page.entries if entry.is_latest == of_markers and entry.is_marker >= of_markers]
+            if old:
+                results = yield from _delete([(entry.key, entry.version) for entry in old], folder)
+                removed += len([result_of(result) for result in results if result.failure or result.stat])
+            after, after_version = page.next_after, page.next_version
+            if not after:
+                break
+    return removed
+
+
+def _delete(versions_of: Sequence[tuple[str, str]], name: Name) -> Steps[list[NameResult]]:
+    from lakefs.steps.steps import send
+    from lakefs.wire.messages import DeleteNames, NameResults
+
+    names = [(name.bucket, key) for key, _ in versions_of]
+    reply = yield from send(DeleteNames(names, versions=[version for _, version in versions_of]))
+    assert isinstance(reply.message, NameResults)
+    return reply.message.results
+
+
+def _folder_of(name: Name) -> Name:
+    return name if name.is_folder else Name(name.bucket, name.key + "/")
+
+
 # --- bringing back -----------------------------------------------------------------------------------
 
 
@@ -223,7 +285,7 @@ def _restore_below(name: Name) -> Steps[list[str]]:
     from lakefs.wire.engine_port import Reply
     from lakefs.wire.messages import Copy
 
-    folder = name if name.is_folder else Name(name.bucket, name.key + "/")
+    folder = _folder_of(name)
     restored: list[str] = []
     errors: list[LakeError] = []
     pipeline = Pipeline(COPY_WINDOW)

@@ -87,3 +87,18 @@ def test_versions_are_removed_for_good(shell: Shell, kept: str) -> None:
     assert listed(shell, f"{kept}/k")[0]["version"] == newest
     assert len(listed(shell, f"{kept}/k")) == 2
     assert shell("versions", "rm", f"{kept}/k", oldest).code == 66
+
+
+def test_all_old_versions_are_removed_and_what_is_there_stays(shell: Shell, kept: str) -> None:
+    shell.fill(*[f"{kept}/many/{index:04}" for index in range(1010)])
+    shell.good("rm", "-r", f"{kept}/many")
+    declined = shell.on_terminal("n\n", "versions", "rm", "-r", kept)
+    assert (declined.code, len(listed(shell, kept))) == (1, 7 + 2020)
+    done = shell.good("versions", "rm", "-r", kept)
+    assert done.err == f"{2020 + 3 + 1 + 1} versions removed\n", "all of many, three of k and its marker, one of d/x"
+    assert [(entry["key"], entry["is_latest"]) for entry in listed(shell, kept)] == [("d/x", True), ("kk", True)]
+    assert shell.lake.open(f"{kept}/d/x").read() == b"later x"
+    shell.good("rm", "-r", kept)
+    shell.good("versions", "rm", "-r", "-y", kept)
+    shell.good("bucket", "rm", kept)
+    assert shell("versions", "rm", f"{kept}/k").code == 2
