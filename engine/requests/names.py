@@ -35,6 +35,7 @@ from engine.namespace.buckets import (
     to_bucket_stat,
     whole_bucket_stat,
 )
+from engine.namespace.exchange import exchange
 from engine.namespace.listing import list_names, list_versions
 from engine.namespace.names import copy, make_folder, rename, require
 from engine.namespace.node_changes import make_symlink, set_attributes
@@ -153,11 +154,18 @@ class NameRequests:
             return [one_result(request.to_bucket, request.to_key, renamed)]
 
         names = [(request.to_bucket, request.to_key), (request.bucket, request.key)]
-        conditions = [request.to_condition, request.condition]
-        result, old = await self._decisions.change_names(
-            client, names, decide, request, conditions=conditions, grows=False
-        )
-        return Reply(m.NameResults([msgspec.structs.replace(result, from_folder=old.folder)]))
+        return await self._renamed(client, request, names, decide)
+
+    @handles(m.Exchange)
+    async def exchange(self, client: Client, request: m.Exchange) -> Reply:
+        def decide(txn: Transaction) -> list[m.NameResult]:
+            bucket, now_ns = find_bucket(txn, request.bucket), self._store.clock.wall_ns()
+            conditions = request.condition, request.to_condition
+            key, moved = exchange(txn, bucket, request.key, request.to_key, now_ns, *conditions)
+            return [one_result(request.bucket, key, moved)]
+
+        names = [(request.bucket, request.to_key), (request.bucket, request.key)]
+        return await self._renamed(client, request, names, decide)
 
     @handles(m.Copy)
     async def copy(self, client: Client, request: m.Copy) -> Reply:
@@ -295,6 +303,20 @@ class NameRequests:
     ) -> Reply:
         results = await self._decisions.change_names(client, names, decide, request, conditions=conditions, grows=grows)
         return Reply(m.NameResults(results))
+
+    async def _renamed(
+        self,
+        client: Client,
+        request: m.Rename | m.Exchange,
+        names: Sequence[tuple[str, str]],
+        decide: Callable[[Transaction], list[m.NameResult]],
+    ) -> Reply:
+        """Make a change of the new and the old name; the one result has the folders of both."""
+        conditions = [request.to_condition, request.condition]
+        result, old = await self._decisions.change_names(
+            client, names, decide, request, conditions=conditions, grows=False
+        )
+        return Reply(m.NameResults([msgspec.structs.replace(result, from_folder=old.folder)]))
 
     @staticmethod
     def _target(txn: Transaction, name: str, create: bool, now_ns: int) -> BucketRef:

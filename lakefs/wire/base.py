@@ -174,8 +174,8 @@ class NameResult(Message, frozen=True):
 
     `marker` is the id of the delete marker that a removal left.  `stamps`: the set of stamps of a StatNames or
     PutObjects that asked for it; b"": the result may not be repeated.  `folder`: the folder of the name, of a change
-    that asked for it; `from_folder`: of a Rename, that of the old name.  `fresh`: false if the payload of a PutObjects
-    or PutSlots was in the store already.
+    that asked for it; `from_folder`: of a Rename or Exchange, that of the old name.  `fresh`: false if the payload of a
+    PutObjects or PutSlots was in the store already.
     """
 
     stat: ObjectStat | None = None

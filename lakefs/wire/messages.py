@@ -22,6 +22,7 @@ from lakefs.wire.grants import *
 from lakefs.wire.keyed_messages import *
 from lakefs.wire.media import *
 from lakefs.wire.names_messages import *
+from lakefs.wire.node_messages import *
 from lakefs.wire.replica_messages import *
 from lakefs.wire.session_messages import *
 from lakefs.wire.shard_messages import *
