@@ -136,8 +136,8 @@ def _settings() -> Iterator[str]:
 def _exit_codes() -> Iterator[str]:
     yield "## Errors and exit codes\n"
     yield (
-        "0: done. 1: damage, `get -r` left something that was wanted, or the answer to a question was no. 2: wrong\n"
-        "usage. 130: interrupted. 141: the reader of the output went away. 70: a bug.\n"
+        "0: done. 1: damage, `get -r` left something that was wanted, or somebody answered a question with no.\n"
+        "2: wrong usage. 130: interrupted. 141: the reader of the output went away. 70: a bug.\n"
         "Errors of the engine have these codes; with `--json` the name of the error is in the message on stderr.\n"
     )
     by_code: defaultdict[int, list[str]] = defaultdict(list)

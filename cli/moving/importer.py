@@ -106,7 +106,7 @@ class Importer:
         self._options = options
         self._callbacks = callbacks
         self._has_failed = threading.Event()
-        """Set by an error that ends everything, so that workers begin nothing more."""
+        """Set by what ends everything, an error or Ctrl-C, so that workers read no more."""
 
     def run(self, jobs: int) -> int:
         """Import the current objects; return how many the source has.  Raises what ends everything."""
@@ -173,7 +173,7 @@ class Importer:
         with ThreadPoolExecutor(jobs, "lake-import") as threads:
             try:
                 for call in wanted:
-                    waiting.append(threads.submit(call))
+                    waiting.append(threads.submit(self._guarded, call))
                     if len(waiting) >= _QUEUED_PER_JOB * jobs:
                         self._report(waiting.popleft().result())
                 while waiting:
@@ -183,6 +183,14 @@ class Importer:
                 for future in waiting:
                     future.cancel()
                 raise
+
+    def _guarded(self, call: Callable[[], list[SyncOutcome]]) -> list[SyncOutcome]:
+        """Run a worker's call; an error of it ends the other workers too, at once."""
+        try:
+            return call()
+        except BaseException:
+            self._has_failed.set()
+            raise
 
     def _report(self, outcomes: Sequence[SyncOutcome]) -> None:
         for outcome in outcomes:
@@ -194,8 +202,6 @@ class Importer:
         """Import one object, or one version; return its outcome.  Raises what ends everything."""
         if self._options.dry_run:
             return SyncOutcome(path, Done.COPIED, "not in the lake with this ETag", found.size_bytes)
-        if self._has_failed.is_set():
-            return SyncOutcome(path, Done.SKIPPED, "the import ended", found.size_bytes)
         try:
             for attempt in range(FETCHES):
                 try:
@@ -203,18 +209,27 @@ class Importer:
                 except BrokenOff as error:
                     if attempt == FETCHES - 1:
                         return SyncOutcome(path, Done.FAILED, str(error), found.size_bytes)
+        except _Ended:
+            return SyncOutcome(path, Done.SKIPPED, "the import ended", found.size_bytes)
         except LakeError as error:
             if is_fatal(error):
                 raise
             return SyncOutcome(path, Done.FAILED, error.message, found.size_bytes, error=error)
         raise AssertionError("unreachable")
 
+    def _moved(self, count_bytes: int) -> None:
+        """Report bytes that moved.  Raises _Ended once the import has."""
+        if self._has_failed.is_set():
+            raise _Ended
+        self._callbacks.moved(count_bytes)
+
     def _import_once(self, path: str, found: Found) -> SyncOutcome:
+        self._moved(0)
         with self._source.fetched(found) as fetched:
             part_bytes = self._part_bytes(fetched, found)
             tags = self._source.tags(found) if self._options.tags and fetched.fields.get("TagCount") else {}
             change = NameChange(self._target.bucket, self._target.key + path, b"", attributes_of(fetched, found, tags))
-            body = _Moved(CheckedBody(fetched.body, found, part_bytes), self._callbacks.moved)
+            body = _Moved(CheckedBody(fetched.body, found, part_bytes), self._moved)
             payload = body.read() if found.size_bytes <= CHUNK_BYTES else None
             with self._runner() as runner:
                 new_bytes = runner.run(_stored(runner.steps, change, body, payload))
@@ -260,6 +275,10 @@ class Importer:
             with self._runner() as runner:
                 runner.run(_removed(name))
         return SyncOutcome(path, Done.COPIED, "a delete marker")
+
+
+class _Ended(Exception):
+    """The import has ended, and what this worker does is of no use."""
 
 
 class _Moved:

@@ -6,9 +6,11 @@ The one module that imports boto3, which brings credentials, profiles and settin
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+from xml.etree import ElementTree
 
 from lakefs.errors import (
     BucketNotFound,
@@ -21,6 +23,9 @@ from lakefs.errors import (
 )
 
 ATTEMPTS: Final = 5
+_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"""Variables that name a store of one's own, whose host seldom answers to BUCKET.HOST."""
+_ORDER: Final = "VersionsAndMarkers"
 _DENIED: Final = frozenset(("AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"))
 _MISSING: Final = frozenset(("NoSuchKey", "NoSuchVersion", "404"))
 
@@ -60,6 +65,7 @@ class S3Source:
     def __init__(self, client: Any, bucket: str) -> None:
         self._client = client
         self.bucket = bucket
+        client.meta.events.register("before-parse.s3.ListObjectVersions", _note_order)
 
     def pages(self, prefix: str) -> Iterator[list[Found]]:
         """Yield the objects below a prefix, page by page, in the order of their keys."""
@@ -70,12 +76,9 @@ class S3Source:
         """Yield for each key below a prefix its versions and delete markers, the oldest first."""
         versions: list[Found] = []
         for page in self._pages("list_object_versions", prefix):
-            listed = [(each, False) for each in page.get("Versions", ())]
-            listed += [(each, True) for each in page.get("DeleteMarkers", ())]
-            # Of one time, the latest is listed first.
-            listed.sort(key=lambda one: (one[0]["Key"], -one[0]["LastModified"].timestamp(), not one[0]["IsLatest"]))
-            for each, is_marker in listed:
-                found = _found(each, is_marker=is_marker)
+            left = {False: iter(page.get("Versions", ())), True: iter(page.get("DeleteMarkers", ()))}
+            for is_marker in page[_ORDER]:
+                found = _found(next(left[is_marker]), is_marker=is_marker)
                 if versions and versions[0].key != found.key:
                     yield versions[::-1]
                     versions = []
@@ -172,7 +175,7 @@ def open_source(
     }
     if anonymous:
         settings["signature_version"] = UNSIGNED
-    if endpoint_url:
+    if endpoint_url or any(os.environ.get(name) for name in _ENDPOINTS):
         settings["s3"] = {"addressing_style": "path"}
     try:
         session = boto3.Session(profile_name=profile, region_name=region)
@@ -182,6 +185,20 @@ def open_source(
     except (exceptions.BotoCoreError, ValueError) as error:
         raise InvalidArgument(f"s3://{bucket}: {error}") from error
     return S3Source(client, bucket)
+
+
+def _note_order(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any) -> None:
+    """Add the order in which a page has versions and delete markers: True for a marker.
+
+    boto3 returns two lists, and times do not tell, because many stores have whole seconds.
+    """
+    order: list[bool] = []
+    with contextlib.suppress(ElementTree.ParseError):  # then boto3 raises its own error
+        for element in ElementTree.fromstring(response_dict["body"]):
+            name = element.tag.rpartition("}")[2]
+            if name in ("Version", "DeleteMarker"):
+                order.append(name == "DeleteMarker")
+    customized_response_dict[_ORDER] = order
 
 
 def _found(each: dict[str, Any], *, is_marker: bool = False) -> Found:

@@ -81,6 +81,8 @@ def open_lakes(
 
 def places_of(source: str, target: str, lakes: Lakes) -> tuple[Place, Place]:
     """Return both sides.  InvalidArgument for one that could be either, BucketNotFound for a source that is neither."""
+    from lakefs.names import check_path, parse_name
+
     from_folder = _is_folder(source)
     to_folder = _is_folder(target)
     if from_folder is None and to_folder is True:
@@ -109,6 +111,8 @@ def places_of(source: str, target: str, lakes: Lakes) -> tuple[Place, Place]:
             f"{source} and {target} are both local folders; one side must be in the lake, as {SCHEME}BUCKET/PREFIX",
             subject=source,
         )
+    if not to_folder:
+        check_path(parse_name(target))
     return (
         Place(source, lakes.source, from_folder, is_source=True),
         Place(target, lakes.target, to_folder, is_source=False),
@@ -144,11 +148,11 @@ def _is_folder(text: str) -> bool | None:
 
 def _found(text: str, lake: Lake) -> bool | None:
     """Return True if only a folder has a name, False if only a bucket has it, None if neither.  InvalidArgument."""
-    from lakefs.names import parse_name
+    from lakefs.names import is_bucket_name, parse_name
 
     is_folder = os.path.isdir(text)
     bucket = parse_name(text).bucket
-    is_bucket = lake.exists(f"{bucket}/")
+    is_bucket = is_bucket_name(bucket) and lake.exists(f"{bucket}/")
     if is_folder and is_bucket:
         raise InvalidArgument(
             f"{text} is a folder here, and {bucket} is a bucket; write ./{text} or {SCHEME}{text}", subject=text

@@ -115,7 +115,7 @@ class SyncAccount:
         self._draw()
 
     def summary(self, totals: SyncTotals) -> str:
-        """Return `3 copied, 1.5 GiB (1.0 GiB new); 1 removed, 7 unchanged; 2.1 s, 730.0 MiB/s`."""
+        """Return `3 copied, 1.5 GiB (1.0 GiB new), 1 removed, 7 unchanged; 2.1 s, 730.0 MiB/s`."""
         would = "dry run: " if self._dry_run else ""
         copied = f"{totals.names[Done.COPIED]} copied, {human_bytes(totals.size_bytes)}"
         copied += "" if self._dry_run else f" ({human_bytes(totals.new_bytes)} new)"
@@ -126,11 +126,11 @@ class SyncAccount:
             "skipped": totals.names[Done.SKIPPED],
             "failed": totals.names[Done.FAILED],
         }
-        others = ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "nothing else to do"
+        others = "".join(f", {count} {what}" for what, count in counts.items() if count)
         withheld = f"; nothing was removed: {escaped(totals.withheld)}" if totals.withheld else ""
         elapsed_s = max(time.monotonic() - self._begin_s, 1e-6)
         rate = "" if self._dry_run else f"; {elapsed_s:.1f} s, {human_bytes(self._done_bytes / elapsed_s)}/s"
-        return f"{would}{copied}; {others}{withheld}{rate}"
+        return f"{would}{copied}{others}{withheld}{rate}"
 
     def _end_document(self, totals: SyncTotals | None) -> dict[str, object]:
         found: dict[str, object] = {"dry_run": self._dry_run, "complete": totals is not None}

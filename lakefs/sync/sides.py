@@ -90,6 +90,9 @@ class FolderSide:
             if self.may_miss and not os.path.lexists(self.root):
                 return
             raise LocalFileError(f"{self.root}: {error.strerror}", subject=self.root) from error
+        except NotADirectoryError as error:
+            reason = "is no folder, and a sync takes folders; for one file there are lake put and lake get"
+            raise LocalFileError(f"{self.root} {reason}", subject=self.root) from error
         except OSError as error:
             raise LocalFileError(f"{self.root}: {error.strerror}", subject=self.root) from error
         levels = [root]
@@ -272,7 +275,9 @@ class BucketSide:
                 return False
             if isinstance(error, BucketNotFound):
                 raise
-            raise KeyNotFound(f"{self.name} does not exist, or is no folder", subject=str(self.name)) from None
+            raise KeyNotFound(
+                f"{self.name} does not exist, or is an object, and a sync takes folders", subject=str(self.name)
+            ) from None
         return True
 
     def _entry(self, listed: ListEntry, *, is_empty: bool) -> Entry | None:

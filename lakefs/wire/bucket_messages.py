@@ -96,7 +96,7 @@ class VersionEntry(Message, frozen=True):
 
     `version` is its id, "null" for one written while no versions were kept.  `is_latest`: the key is bound to this
     version, or it is the newest delete marker.  `is_marker`: a delete marker; it has a time, and nothing else.
-    `checksum_names`: those under which checksums are kept with it.
+    `checksum_names`: those under which checksums are kept with it.  `bound_ns` as in ObjectStat.
     """
 
     key: str
@@ -110,6 +110,12 @@ class VersionEntry(Message, frozen=True):
     kind: int = 2
     node: int = 0
     checksum_names: list[str] = []
+    bound_ns: int = 0
+
+    @property
+    def last_modified_ns(self) -> int:
+        """The time at which the name was bound to its content: S3's Last-Modified."""
+        return self.bound_ns or self.mtime_ns
 
 
 class ListedVersions(Message, frozen=True):

@@ -101,12 +101,16 @@ def test_versions_come_if_they_are_wanted(served: Served, s3: Any) -> None:
     s3.put_bucket_versioning(Bucket="versions", VersioningConfiguration={"Status": "Enabled"})
     for body in (b"1", b"22"):
         s3.put_object(Bucket="versions", Key="k", Body=body)
+        s3.delete_object(Bucket="versions", Key="k")
+    s3.put_object(Bucket="versions", Key="k", Body=b"333")
     s3.delete_object(Bucket="versions", Key="gone")
     s3.put_object(Bucket="versions", Key="back", Body=b"1")
     s3.delete_object(Bucket="versions", Key="back")
     report = json.loads(served.good("import", "--json", "--versions", "s3://versions", "kept").out)
-    assert (report["totals"]["copied"], report["in_step"]) == (5, True)
-    assert served.good("cat", "kept/k").out == b"22"
+    assert (report["totals"]["copied"], report["in_step"]) == (8, True)
+    listed = [one["size_bytes"] for one in report["names"] if one["name"] == "k"]
+    assert listed == [1, 0, 2, 0, 3], "in their order, although their times are of one second"
+    assert served.good("cat", "kept/k").out == b"333"
     assert served("cat", "kept/back").code != 0
     assert json.loads(served.good("import", "--json", "--versions", "s3://versions", "kept").out)["names"] == []
     served.good("bucket", "create", "plain")

@@ -60,7 +60,7 @@ def test_a_sync_says_what_it_does_and_ends_with_0_in_step(served: Served, tmp_pa
     assert done.out == b""
     assert "bucket sync-a did not exist, and was made" in done.err
     assert "2 copied, 2 B (1 B new)" in done.err
-    assert "0 copied, 0 B (0 B new); 2 unchanged;" in served.good("sync", tmp_path / "in", "sync-a/k").err
+    assert "0 copied, 0 B (0 B new), 2 unchanged;" in served.good("sync", tmp_path / "in", "sync-a/k").err
     report = document(served.good("sync", "--json", "sync-a/k", f"{tmp_path}/out").out)
     assert (report["totals"]["copied"], report["in_step"], report["complete"]) == (2, True, True)
     assert {one["name"]: one["status"] for one in report["names"]} == {"a": "copied", "d/b": "copied"}
@@ -90,6 +90,10 @@ def test_sides_are_told_apart_or_refused(served: Served, tmp_path: Path) -> None
     assert (neither.code != 0, "neither such a folder here nor a bucket nowhere" in neither.err) == (True, True)
     unmade = served("sync", "lake://sync-c/k", "out", cwd=tmp_path)
     assert (unmade.code, "write ./out for the folder" in unmade.err) == (2, True)
+    no_path = served("sync", "./in", "sync-c/../k", cwd=tmp_path)
+    assert (no_path.code, "is no path" in no_path.err) == (2, True)
+    write(tmp_path / "my folder" / "a")
+    assert served("sync", "my folder", "sync-c/spaces", cwd=tmp_path).code == 0
     folders = served("sync", "./in", "./out", cwd=tmp_path)
     assert (folders.code, "both local folders" in folders.err) == (2, True)
     assert served("sync", "in", "sync-c/k2", cwd=tmp_path).code == 0, "a folder, and then a name"

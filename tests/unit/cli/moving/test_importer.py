@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -217,6 +218,34 @@ def test_a_store_that_is_gone_ends_the_import(lake: Lake) -> None:
     with pytest.raises(EngineUnreachable):
         imported(lake, store, "gone/")
     assert len(store.fetches) < 50
+
+
+def test_what_ends_an_import_ends_the_objects_under_way(lake: Lake) -> None:
+    is_reading, may_go_on = threading.Event(), threading.Event()
+
+    class Slow(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            is_reading.set()
+            may_go_on.wait(10)
+            return super().read(1 << 20)
+
+    store = Store({"a": Played(b"x" * (30 * MIB)), "b": Played(b"1")})
+    fetched = store.fetched
+    failure = EngineUnreachable("nothing answers")
+
+    @contextmanager
+    def slow_or_gone(found: Found) -> Iterator[Fetched]:
+        with fetched(found) as one:
+            if found.key == "b":
+                is_reading.wait(10)
+                threading.Timer(0.2, may_go_on.set).start()
+                raise failure
+            yield Fetched(one.fields, one.headers, Slow(one.body.read()))
+
+    store.fetched = slow_or_gone  # type: ignore[method-assign]
+    with pytest.raises(EngineUnreachable):
+        imported(lake, store, "ended/")
+    assert list(lake.ls("ended/")) == []
 
 
 def test_versions_come_in_their_order_and_an_import_goes_on(lake: Lake) -> None:
