@@ -16,7 +16,7 @@ import click
 from cli.objects.buckets import not_there
 from cli.objects.patterns import expand
 from cli.terminal.completing import complete_names
-from cli.terminal.output import escaped, human_bytes, json_option, notice, write_json
+from cli.terminal.output import counted, escaped, human_bytes, json_option, notice, write_json
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
 from lakefs.errors import BucketNotFound, FolderNotEmpty, IsAFolder, KeyNotFound, LakeError
@@ -50,9 +50,9 @@ class _Removed:
 
     def summary(self) -> str:
         """Return `12 objects (3.0 GiB) and 2 folders removed`."""
-        parts = [f"{_counted(self.objects, 'object')} ({human_bytes(self.size_bytes)})"]
+        parts = [f"{counted(self.objects, 'object')} ({human_bytes(self.size_bytes)})"]
         if self.folders:
-            parts.append(_counted(self.folders, "folder"))
+            parts.append(counted(self.folders, "folder"))
         return f"{' and '.join(parts)} removed"
 
 
@@ -128,7 +128,7 @@ def _is_agreed(lake: Lake, text: str) -> bool:
     page = driver.run(driver.steps.list_page(str(folder)))
     if not page.entries or (name.key and len(page.entries) <= MANY):
         return True
-    there = _counted(len(page.entries), "object")
+    there = counted(len(page.entries), "object")
     if page.next_after:
         there = f"more than {there}"
     else:
@@ -146,10 +146,6 @@ def _way_back(lake: Lake, names: list[Name], recursive: bool) -> str:
     command = " ".join(["lake versions restore", *(["-r"] if recursive else []), *wanted[:_NAMED_MAX]])
     more = " ..." if len(wanted) > _NAMED_MAX else ""
     return f"lake: older versions are kept; to get it back: {escaped(command)}{more}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _missing(lake: Lake, text: str) -> LakeError:

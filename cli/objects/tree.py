@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.terminal.completing import complete_names
-from cli.terminal.output import human_bytes, notice, shown, write_line
+from cli.terminal.output import counted, human_bytes, notice, shown, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import KeyNotFound
 from lakefs.names import Name, parse_name
@@ -64,10 +64,10 @@ def tree(where: Target, name: str | None, depth: int | None, only_folders: bool,
             folders += entry.folder is not None
             objects += entry.folder is None
             size_bytes += entry.size_bytes
-    counts = (
-        f"{folders} folders" if only_folders else f"{folders} folders, {objects} objects, {human_bytes(size_bytes)}"
-    )
-    notice(counts)
+    counts = [counted(folders, "folder")]
+    if not only_folders:
+        counts += [counted(objects, "object"), human_bytes(size_bytes)]
+    notice(", ".join(counts))
 
 
 def _lines(lake: Lake, top: Iterator[_Entry], depth: int | None, only_folders: bool) -> Iterator[tuple[str, _Entry]]:

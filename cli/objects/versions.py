@@ -10,7 +10,7 @@ import click
 
 from cli.objects.remove import EXIT_DECLINED
 from cli.terminal.completing import complete_files, complete_names
-from cli.terminal.output import JsonList, escaped, iso_time, json_option, notice, shown, write_json, write_line
+from cli.terminal.output import JsonList, counted, escaped, iso_time, json_option, notice, shown, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
 from lakefs.errors import InvalidArgument, KeyNotFound, LakeError, VersionNotFound
@@ -92,7 +92,7 @@ def restore(where: Target, names: tuple[str, ...], version: str, recursive: bool
     if as_json:
         write_json({"restored": restored})
     elif recursive:
-        notice("1 object restored" if len(restored) == 1 else f"{len(restored)} objects restored")
+        notice(f"{counted(len(restored), 'object')} restored")
 
 
 @versions.command()
@@ -123,7 +123,7 @@ def rm(where: Target, name: str, wanted: tuple[str, ...], recursive: bool, yes: 
     if as_json:
         write_json({"removed": removed})
     elif recursive:
-        notice("1 version removed" if removed == 1 else f"{removed} versions removed")
+        notice(f"{counted(removed, 'version')} removed")
     return 0
 
 

@@ -60,6 +60,11 @@ def human_bytes(size_bytes: float) -> str:
     return f"{int(size_bytes)} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
 
 
+def counted(count: int, what: str) -> str:
+    """Return a number of things: `1 object`, `2 objects`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def iso_time(time_ns: int) -> str:
     """Return a time as `2026-11-21T03:49:00Z`; empty for none."""
     if not time_ns:

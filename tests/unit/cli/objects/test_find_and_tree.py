@@ -92,6 +92,7 @@ def test_tree_draws_folders_and_counts(shell: Shell, bucket: str) -> None:
     assert shell.good("tree", "-L", "1", bucket).lines == ["found/", "├── d/", "├── empty", "└── new.bin"]
     assert shell.good("tree", "-d", f"{bucket}/d").lines == ["found/d/", "└── e/"]
     assert shell.good("tree", "-L", "1").lines == ["├── found/", "└── found2/"]
+    assert shell.good("tree", f"{bucket}/d").err == "1 folder, 2 objects, 1.0 KiB\n"
     assert shell.good("tree", "-s", f"{bucket}/d/e").lines[-1] == "└── [      10 B]  old.txt"
 
 
