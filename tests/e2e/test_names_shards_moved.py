@@ -174,6 +174,14 @@ def test_a_lake_of_two_shards_outlives_the_loss_of_its_etcd(etcd: EtcdCluster, t
             first.lose_power()
             has_all(second, "at-another")
             first.start()
+            has_all(first, "at-another")
+            stop_all(machines)
+            first.init("prod", "--no-etcd")
+            first.start()
+            second.start()
+            for machine in (first, second):
+                has_all(machine, "at-another")
+            put(second, "made-0/without", "made-1/without")
             stop_all(machines)
 
 
