@@ -35,6 +35,7 @@ from errno import (
 from typing import ClassVar, Final
 
 from lakefs.findings import Finding
+from lakefs.python_words import in_python
 
 
 class LakeError(Exception):
@@ -58,6 +59,10 @@ class LakeError(Exception):
         self.message = message
         self.subject = subject
         self.finding = finding or self.finding
+
+    def __str__(self) -> str:
+        """Return the message as a programmer reads it; faces show `message`."""
+        return in_python(self.message)
 
 
 class UserError(LakeError):
@@ -88,8 +93,22 @@ class BucketNotFound(UserError):
     """No such bucket."""
 
 
-class KeyNotFound(UserError):
-    """No such object or folder in the bucket."""
+class KeyNotFound(UserError, FileNotFoundError, KeyError):  # type: ignore[misc]  # `errno` is the class's
+    """No such object or folder in the bucket.
+
+    Python's own errors for a file and for a key that do not exist, too, so that programs written for files and mappings
+    catch it.  `str()` is the message, as of all errors here, and so is `strerror`; `filename` is the name concerned.
+    """
+
+    @property
+    def strerror(self) -> str:  # type: ignore[override]
+        """The message, as `str()` returns it."""
+        return str(self)
+
+    @property
+    def filename(self) -> str | None:
+        """The name concerned, if it is known."""
+        return self.subject or None
 
 
 class KeyDeleted(KeyNotFound):

@@ -89,7 +89,7 @@ class Worker:
         if self._protocol == "lake":
             for module, owner, name in (
                 ("lakefs.put.pieces", "PiecewisePut", "commit"),
-                ("lakefs.plugins.fsspec.writer", "", "put"),
+                ("lakefs.client.blocking.object_writer", "", "put"),
             ):
                 found = importlib.import_module(module)
                 self._note_new_bytes(getattr(found, owner) if owner else found, name)

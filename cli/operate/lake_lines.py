@@ -90,6 +90,8 @@ def _replica(replica: dict[str, Any], hosts: Mapping[str, str]) -> str:
         told += f" since {iso_time(replica['said_ns'])}"
     if told != "removed" and replica["groups_behind"]:
         told += f", {_count(replica['groups_behind'], 'group')} behind"
+    if told != "removed" and replica.get("is_full"):
+        told += ", its disk is full"
     return f"{told}, at {hosts.get(replica['machine'], 'machine ' + replica['machine'])}"
 
 

@@ -181,7 +181,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True, array_like=True):
     """A replica of a names shard: its machine, and the last group that is in its journal, synced.
 
     `said_ns`: the wall clock of its machine when it said so; `tail_bytes`: groups in the log, as far as it has seen
-    them.  `is_removed`: its machine is gone for ever, and it does not come back.
+    them.  `is_removed`: its machine is gone for ever, and it does not come back.  `is_full`: its disk has no room for
+    more names.
     """
 
     machine: str
@@ -189,6 +190,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, array_like=True):
     said_ns: int = 0
     tail_bytes: int = 0
     is_removed: bool = False
+    is_full: bool = False
 
 
 class Charge(StrEnum):

@@ -29,6 +29,7 @@ from engine.coordinator.held_lease import HeldLease, hold_lease
 from engine.coordinator.records import ReplicaRecord
 from engine.format.group_parts import FIRST_SHARD, LogKeys
 from engine.group_log.follower import Follower
+from engine.group_log.full_disk import call_when_full, leave_first
 from engine.group_log.handing_over import LOOK_S, call_when_wanted_elsewhere, is_wanted_elsewhere
 from engine.group_log.leader_log import LeaderLog
 from engine.group_log.log_bounds import LEADER_LEASE_S
@@ -93,6 +94,7 @@ async def leading(
                 await reports.check()
                 if not has_led:
                     await place.leads.leave(place.shard)
+                await leave_first(metadata.has_room)
                 async with _leader_lease(place) as lease:
                     term = await _taken(place, keys, lease)
                     if term is None:
@@ -106,8 +108,7 @@ async def leading(
                     nursery.start_soon(keep_room, log, trimming, lambda: metadata.kept_sequence, place.make_room)
                     nursery.start_soon(_end_with_lease, lease, log)
                     nursery.start_soon(_end_with_log, metadata, log)
-                    end = partial(log.lose, CoordinatorLost("another replica of the names was asked to lead"))
-                    nursery.start_soon(call_when_wanted_elsewhere, place.coordinator, keys, place.replica, end)
+                    nursery.start_soon(_leave_to_others, place, keys, metadata, log)
                     _log.info(LEADS, shard=place.shard, term=term, sequence=metadata.durable_sequence)
                     async with _giving_rights(metadata, log):
                         yield
@@ -156,12 +157,26 @@ async def _end_own_last_term(place: ReplicaPlace, keys: LogKeys) -> bool:
 
 def _record(metadata: Metadata, place: ReplicaPlace, tail: Tail) -> ReplicaRecord:
     """Return what this replica says of itself now."""
-    return ReplicaRecord(place.machine, metadata.kept_sequence, place.clock.wall_ns(), tail.nbytes)
+    is_full = not metadata.has_room()
+    return ReplicaRecord(place.machine, metadata.kept_sequence, place.clock.wall_ns(), tail.nbytes, is_full=is_full)
 
 
 async def _end_with_lease(lease: HeldLease, log: LeaderLog) -> None:
     await lease.ended.wait()
     log.lose(CoordinatorLost("this replica does not lead the names any more: its lease is over"))
+
+
+async def _leave_to_others(place: ReplicaPlace, keys: LogKeys, metadata: Metadata, log: LeaderLog) -> None:
+    """End the term when another replica is asked to lead, or has room where the disk here is full."""
+
+    def leave(reason: str) -> None:
+        log.lose(CoordinatorLost(reason))
+
+    wanted = partial(leave, "another replica of the names was asked to lead")
+    is_full = partial(leave, "the disk of this replica of the names is full, and another one has room")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call_when_wanted_elsewhere, place.coordinator, keys, place.replica, wanted)
+        nursery.start_soon(call_when_full, place.coordinator, keys, place.replica, metadata.has_room, is_full)
 
 
 async def _end_with_log(metadata: Metadata, log: LeaderLog) -> None:

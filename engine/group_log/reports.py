@@ -54,10 +54,10 @@ class Reports:
 
     async def run(self, record: Callable[[], ReplicaRecord]) -> None:
         """Say what `record` returns whenever it changes, and now and then, until cancelled.  ReplicaRemoved."""
-        said, due = (-1, -1), 0.0
+        said, due = (-1, -1, False), 0.0
         while True:
             found = record()
-            has = found.kept, found.tail_bytes
+            has = found.kept, found.tail_bytes, found.is_full
             if has != said or trio.current_time() >= due:
                 try:
                     await self.say(found)

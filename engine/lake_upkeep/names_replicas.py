@@ -185,6 +185,7 @@ class _ShardReplicas:
             "state": state,
             "kept": record.kept,
             "groups_behind": max(0, durable - record.kept),
+            "is_full": record.is_full,
             "said_ns": record.said_ns,
             "tail_bytes": record.tail_bytes,
         }

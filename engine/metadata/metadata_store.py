@@ -104,8 +104,7 @@ class Metadata:
         self._pages = IndexPages()
         self._count_pages()
         self._headroom_bytes = headroom_bytes
-        self._is_without_room = False
-        self._room_known_at = -_ROOM_KNOWN_FOR_BYTES
+        self._is_without_room, self._room_known_at = False, -_ROOM_KNOWN_FOR_BYTES
         self._checkpoint = recovered.checkpoint
         self._journal_bytes_before = recovered.journal_bytes
         self._journal_files_before = recovered.file_count
@@ -173,13 +172,15 @@ class Metadata:
         journal = JournalRoom(self._journal_bytes(), self._checkpoint_due_bytes())
         return owed_bytes(self._pages, self._tables.overlay, self._checkpoint, self._sizes, journal)
 
+    def has_room(self) -> bool:
+        """Return False while decisions that need more room are refused: the disk is nearly full.  Asks the disk."""
+        return self._disk.free_bytes() - self.owed_bytes() >= self._headroom_bytes // 2
+
     def _refuse_without_room(self) -> None:
         """Raise StoreFull when the room left on the disk is needed for journal, index and checkpoint of removals."""
         written = self._journal.bytes_written
         if self._is_without_room or written - self._room_known_at >= _ROOM_KNOWN_FOR_BYTES:
-            left = self._disk.free_bytes() - self.owed_bytes()
-            self._is_without_room = left < self._headroom_bytes // 2
-            self._room_known_at = written
+            self._is_without_room, self._room_known_at = not self.has_room(), written
         if self._is_without_room:
             raise StoreFull("no room for more records on the disk; remove objects, then run: lake gc")
 

@@ -7,7 +7,7 @@ Rules kept here:
 - A chunk is present when each of its shards is at a member of its row in the newest table, durable and touched in the
   request's generation, and no more than m of them on one member that is not their home.
 - All these shards say one length of the chunk, and are as long as it demands.  A member that says another has nothing:
-  the chunk is absent then, and is stored anew, which does no harm.
+  the chunk is absent then, and is stored anew, that shard elsewhere (`KnownChunks.is_wrong`): then it is present.
 - A member counts while it is not found away: who goes away while others are asked, or the note is made, has nothing.
 - When one of them is not at its home, its partition is noted as dirty before the answer.
 - A member that cannot be asked has nothing.  With a newer table all is asked anew.
@@ -15,7 +15,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from engine.coordinator.lake_state import LakeState
 from engine.members.ports import Members
@@ -32,24 +32,30 @@ from lakefs.ids import EMPTY_CHUNK, ChunkId, GcGeneration, MemberId
 class Found:
     """A chunk that is offered: its length as its shards say it, 0 without any, and who has them."""
 
-    __slots__ = ("_said", "chunk", "length", "places")
+    __slots__ = ("_said", "_sizes", "chunk", "length", "places")
 
     def __init__(self, chunk: ChunkId) -> None:
         self.chunk = chunk
         self.length = 0
         self.places: dict[int, MemberId] = {}
         self._said: dict[Place, Lengths] = {}
+        self._sizes: Mapping[int, int] = {}
 
     def take(self, code: ErasureCode, answered: Mapping[Place, Lengths], places: Sequence[Place], known: int) -> None:
         """Take what members have answered, in the order in which they were asked; `known`: the length, 0 if unknown."""
         self._said |= {place: answered[place] for place in places if place in answered}
         said = lengths_said(lengths.chunk for lengths in self._said.values())
         self.length = known or (said[0] if said else 0)
-        sizes = code.sizes(self.length) if self.length else {}
+        self._sizes = code.sizes(self.length) if self.length else {}
         self.places = {}
-        for (member, _, shard), lengths in self._said.items():
-            if lengths == (sizes.get(shard), self.length):
+        for (member, _, shard), is_right in self.said():
+            if is_right:
                 self.places.setdefault(shard, member)
+
+    def said(self) -> Iterator[tuple[Place, bool]]:
+        """Yield the places that have answered, each with True if its lengths are those of the chunk."""
+        for place, lengths in self._said.items():
+            yield place, lengths == (self._sizes.get(place[2]), self.length)
 
     def missing(self, code: ErasureCode) -> list[int]:
         """Return the shards that the chunk has and that were not found."""
@@ -100,6 +106,13 @@ class StripeOffers:
         for found in founds:
             known = self._known.get(found.chunk)
             found.take(self._code, answered, places[found.chunk], 0 if known is None else known.length)
+            if known is not None:
+                self._note_said(found)
+
+    def _note_said(self, found: Found) -> None:
+        """Note which members said wrong lengths of a known chunk, so that its shards are not stored there."""
+        for (member, chunk, shard), is_right in found.said():
+            self._known.note_said(chunk, member, shard, right=is_right)
 
     def _other_places(self, table: Table, found: Found) -> list[Place]:
         """Return where missing shards may lie beside their homes: at substitutes, then at other members of the row."""

@@ -3,7 +3,8 @@
 Rules kept here ("An answer means"):
 - Shards go where `engine.stripes.stripe_layout` says.  A member that fails, is full, or refuses a shard gets no more of
   it in this call, and the shard goes to the next place.  So each round stores shards or rules a place out, and there
-  are few of them.  A shard that a member holds with other bytes stays there: fsck and the walker judge it.
+  are few of them.  A shard that a member holds with other bytes stays there: fsck and the walker judge it.  Nor does a
+  member get a shard of which it would say a wrong length (`KnownChunks.is_wrong`).
 - Chunks of puts at the same time are stored in portions (`gathered_stores`).
 - All shards of a portion for one member are one request, split where it is over the limits of a frame.
 - Stored is answered when `is_stored` says so of each chunk, and when partitions of chunks with a shard missing, or at
@@ -97,7 +98,7 @@ class StripeWriter:
                 await self._offload.run(
                     _encode_all, code, [(*each, area) for each, area in zip(long, areas, strict=True)]
                 )
-            storing = _Storing(self._members, code, generation, stripes)
+            storing = _Storing(self._members, code, generation, stripes, self._known)
             while True:
                 table = await storing.run()
                 if await self._is_noted(table, stripes) or not storing.gone():
@@ -125,12 +126,18 @@ class _Storing:
     """One portion being stored: what each member has refused."""
 
     def __init__(
-        self, members: ReturningMembers, code: ErasureCode, generation: GcGeneration, stripes: Sequence[Stripe]
+        self,
+        members: ReturningMembers,
+        code: ErasureCode,
+        generation: GcGeneration,
+        stripes: Sequence[Stripe],
+        known: KnownChunks,
     ) -> None:
         self._members = members
         self._code = code
         self._generation = generation
         self._stripes = stripes
+        self._known = known
         self._table = members.tables[0]
         self._failed: dict[MemberId, LakeError] = {}
         self._refused: set[tuple[MemberId, ChunkId, int]] = set()
@@ -184,6 +191,7 @@ class _Storing:
                     member not in self._failed
                     and self._members.is_up(member)
                     and (member, chunk, shard) not in self._refused
+                    and not self._known.is_wrong(chunk, member, shard)
                 )
 
             for shard, member in placed(self._table, stripe.chunk, stripe.stored, missing, can_take).items():

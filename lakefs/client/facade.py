@@ -140,13 +140,17 @@ def awaited_pages(
 def declare(call: MethodT, steps: Callable[..., Any], kind: str = "") -> MethodT:
     """Give the method the name, docstring and signature of the steps, except for the returned type.
 
-    `Steps[X]` becomes `X`; `Pages[X]` becomes `kind` of X, such as `Iterator[X]`.
+    `Steps[X]` becomes `X`; `Pages[X]` becomes `kind` of X, such as `Iterator[X]`.  The first parameter, the `LakeSteps`
+    that a driver gives, is the method's `self`.
     """
     _, _, inner = steps.__annotations__["return"].partition("[")
     returned = f"{kind}[{inner}" if kind else inner.removesuffix("]")
     call.__name__ = steps.__name__
     call.__doc__ = steps.__doc__
-    call.__annotations__ = {**steps.__annotations__, "return": returned}
+    first, *others = inspect.signature(steps).parameters.values()
+    own = first.replace(name="self", annotation=first.empty)
+    hints = {name: hint for name, hint in steps.__annotations__.items() if name != first.name}
+    call.__annotations__ = {**hints, "return": returned}
     call.__wrapped__ = steps  # type: ignore[attr-defined]
-    call.__signature__ = inspect.signature(steps).replace(return_annotation=returned)  # type: ignore[attr-defined]
+    call.__signature__ = inspect.Signature([own, *others], return_annotation=returned)  # type: ignore[attr-defined]
     return call

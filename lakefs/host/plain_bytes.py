@@ -11,6 +11,7 @@ import re
 from typing import Any, Final
 
 from lakefs.errors import InvalidArgument
+from lakefs.host.arrays import array_bytes
 
 _FIELD_NAMES: Final = re.compile(":[^:]*:")
 _OBJECT: Final = "O"  # PEP 3118: a pointer to a Python object
@@ -34,10 +35,33 @@ def plain_bytes(lent: Any) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"" if view.readonly else bytearray())
 
 
-def bytes_to_put(data: Any, subject: str = "") -> memoryview:
-    """Return the memory of a buffer that is to be stored; `subject` is its name or key.  InvalidArgument."""
+def bytes_to_put(data: Any, subject: str = "", others: str = "") -> memoryview:
+    """Return the memory of a buffer, array or tensor that is to be stored, in the order of its elements.
+
+    `subject` is its name or key; `others` says what its caller takes beside memory.  InvalidArgument.
+    """
+    kind, target = type(data).__name__, f" as {subject}" if subject else ""
     try:
-        return plain_bytes(data)
+        try:
+            return plain_bytes(data)
+        except TypeError:
+            found = array_bytes(data)  # its reason is the better one, if it is an array
+            if found is not None:
+                return found
+            if not _is_buffer(data):
+                raise InvalidArgument(
+                    f"cannot put a {kind}{target}; pass bytes, an array or a tensor{others}", subject=subject
+                ) from None
+            raise
     except TypeError as error:
-        target = f" as {subject}" if subject else ""
-        raise InvalidArgument(f"the {type(data).__name__} to store{target} {error}", subject=subject) from error
+        raise InvalidArgument(f"the {kind} to store{target} {error}", subject=subject) from error
+
+
+def _is_buffer(data: Any) -> bool:
+    try:
+        memoryview(data).release()
+    except TypeError:
+        return False
+    except (ValueError, BufferError):
+        return True
+    return True

@@ -6,47 +6,25 @@ call that it was lent to has ended.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, TypeAlias
 
 from lakefs.errors import InvalidArgument
+from lakefs.host.arrays import Array, DlpackArray, Tensor, tensor_bytes
 from lakefs.host.plain_bytes import plain_bytes
 from lakefs.ids import id_text
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+else:
+    Buffer = bytes | bytearray | memoryview  # Python 3.12 has it
 
 
-class Array(Protocol):
-    """A numpy array, which has the buffer protocol though type checkers do not know it before Python 3.12."""
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        """The array interface; its address says where the elements are."""
-
-
-@runtime_checkable
-class Tensor(Protocol):
-    """The part of a torch tensor's interface used here; a tensor has no buffer protocol."""
-
-    @property
-    def nbytes(self) -> int:
-        """Length in bytes."""
-
-    @property
-    def is_cpu(self) -> bool:
-        """True if it is in this machine's memory."""
-
-    def data_ptr(self) -> int:
-        """Address of the first element."""
-
-    def is_contiguous(self) -> bool:
-        """Return True if its elements follow each other without gaps."""
-
-
-WritableBuffer: TypeAlias = "Buffer | Array | Tensor"
+WritableBuffer: TypeAlias = Buffer | Array | Tensor
 """Memory that can be read into: contiguous, writable, on this machine."""
+
+ReadableBuffer: TypeAlias = Buffer | Array | Tensor | DlpackArray
+"""Memory that can be stored: contiguous, on this machine."""
 
 
 def writable_memory(lent: WritableBuffer, name: str) -> memoryview:
@@ -59,9 +37,12 @@ def writable_memory(lent: WritableBuffer, name: str) -> memoryview:
     try:
         view = plain_bytes(lent)
     except TypeError as error:
-        if isinstance(lent, Tensor):
-            return _tensor_memory(lent, name)
-        raise _unusable(lent, name, str(error)) from None
+        if not isinstance(lent, Tensor):
+            raise _unusable(lent, name, str(error)) from None
+        try:
+            return tensor_bytes(lent)
+        except TypeError as unusable:
+            raise _unusable(lent, name, str(unusable)) from None
     if view.readonly:
         raise _unusable(lent, name, "is read-only")
     return view
@@ -72,16 +53,6 @@ def chunk_memories(chunks: Sequence[bytes], lent: Sequence[WritableBuffer]) -> l
     if len(chunks) != len(lent):
         raise InvalidArgument(f"{len(chunks)} chunks and {len(lent)} buffers do not go together")
     return [writable_memory(buffer, id_text(chunk)) for chunk, buffer in zip(chunks, lent, strict=True)]
-
-
-def _tensor_memory(tensor: Tensor, name: str) -> memoryview:
-    if not tensor.is_cpu:
-        raise _unusable(tensor, name, "is not in this machine's memory")
-    if not tensor.is_contiguous():
-        raise _unusable(tensor, name, "is not contiguous")
-    if not tensor.nbytes:
-        return memoryview(bytearray())
-    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def _unusable(lent: object, name: str, why: str) -> InvalidArgument:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,13 +20,13 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from lakefs.content.verify import Check
-from lakefs.errors import BucketNotFound, InvalidArgument, KeyNotFound, LakeError
+from lakefs.errors import BucketNotFound, KeyNotFound, LakeError
 from lakefs.get.opened import AT_ONCE_BYTES, Access, Learner
 from lakefs.grants.descriptors import SegmentDescriptors
-from lakefs.ids import Buffer
+from lakefs.host.writable_memory import ReadableBuffer
 from lakefs.lake.reads import ReadSteps
 from lakefs.lake.spaces import SpacesSteps
-from lakefs.lake.uploads import Progress as Progress, PutData as PutData, UploadSteps
+from lakefs.lake.uploads import Progress as Progress, PutData as PutData, UploadSteps, is_stream
 from lakefs.names import Name, check_text, parse_name, parse_new_name, parse_object_name
 from lakefs.put.lent import return_memory
 from lakefs.put.many import put_many
@@ -111,8 +110,10 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
     ) -> Steps[PutResult]:
         """Store data under a name, replacing the object that has it; durable on return.
 
-        `data`: bytes, a bytearray, a memoryview, a slot of shared memory, the path of a file (`pathlib.Path`), or a
-        binary stream, which is read to its end.  A file's permission bits and modification time are stored with it.
+        `data`: bytes, any other buffer, an array (numpy's, or one with `__array_interface__` or `__dlpack__`), a torch
+        tensor, a slot of shared memory, the path of a file (`pathlib.Path`), or a binary stream, which is read to its
+        end.  Arrays and tensors are contiguous and in this machine's memory: their bytes are stored, without type and
+        shape.  A file's permission bits and modification time are stored with it.
         `if_absent`: store only if the name does not exist.  `if_match`: store only if the object has this ETag.
         `create_bucket`: make the bucket if it does not exist.
         `progress(bytes_done, bytes_already_there)` is called with increments.
@@ -121,19 +122,14 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
         LocalFileError, InvalidName, InvalidArgument, BucketNotFound.
         """
         condition = Condition(absent=if_absent, etags=[if_match] if if_match else [])
-        attributes = ObjectAttributes(
-            mtime_ns=time.time_ns(), content_type=content_type, user_metadata=user_metadata or {}
-        )
+        attributes = ObjectAttributes(content_type=content_type, user_metadata=user_metadata or {})
         change = NameChange(*parse_new_name(name), b"", attributes, condition, create_bucket)
         transfer = self.transfer(progress)
-        if isinstance(data, (bytes, bytearray, memoryview, Slot)):
-            return (yield from put(transfer, change, memory_source(data)))
+        if is_stream(data):
+            return (yield from put_stream(transfer, change, data))
         if isinstance(data, os.PathLike):
             return (yield from self.put_file(change, Path(data), progress))
-        if getattr(data, "read", None) is None:
-            kind = type(data).__name__
-            raise InvalidArgument(f"cannot put a {kind}; pass bytes, a slot, a pathlib.Path or a binary file")
-        return (yield from put_stream(transfer, change, data))
+        return (yield from put(transfer, change, memory_source(cast("ReadableBuffer | Slot", data))))
 
     def put_file(self, change: NameChange, path: Path, progress: Progress | None) -> Steps[PutResult]:
         """Store a regular file with its permission bits and modification time; otherwise like `put`."""
@@ -146,18 +142,19 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
             source.close()
 
     def put_many(
-        self, objects: Sequence[tuple[str, Buffer | Slot]], *, create_bucket: bool = False, in_flight: int = 256
+        self, objects: Sequence[tuple[str, ReadableBuffer | Slot]], *, create_bucket: bool = False, in_flight: int = 256
     ) -> Steps[list[ObjectStat]]:
         """Store many small objects (each at most 4 MiB, one chunk) in few journal groups; return stats in order.
 
-        `objects`: pairs of a name and a buffer or slot of shared memory.  All are durable on return.  At most
-        `in_flight` objects are under way, in two requests: the engine receives one while it syncs the other (in one
-        request if two would have less than 64 short objects each).  Each name changes atomically by itself.
+        `objects`: pairs of a name and a buffer, array, tensor or slot of shared memory.  All are durable on return.
+        At most `in_flight` objects are under way, in two requests: the engine receives one while it syncs the other (in
+        one request if two would have less than 64 short objects each).  Each name changes atomically by itself.
         InvalidName and InvalidArgument are raised before any request is sent; other failures do not stop the rest, and
         the first is raised after all were tried.
         """
-        attributes = ObjectAttributes(mtime_ns=time.time_ns())
-        return put_many(self.transfer(None), objects, attributes, create_bucket=create_bucket, in_flight=in_flight)
+        return put_many(
+            self.transfer(None), objects, ObjectAttributes(), create_bucket=create_bucket, in_flight=in_flight
+        )
 
     def return_memory(self, memory: SharedMemory) -> Steps[None]:
         """End the lending of a shared memory, if it was lent; on return the engine no longer touches the memory."""

@@ -30,8 +30,7 @@ from lakefs.get.keyed import (
 from lakefs.get.opened import Access
 from lakefs.get.pools import Pool
 from lakefs.host.plain_bytes import bytes_to_put
-from lakefs.host.writable_memory import WritableBuffer, writable_memory
-from lakefs.ids import Buffer
+from lakefs.host.writable_memory import ReadableBuffer, WritableBuffer, writable_memory
 from lakefs.lake.uploads import Progress
 from lakefs.limits import KEYED_DEPTH_MAX, KEYED_TTL_S_MAX, KEYED_VALUE_BYTES_MAX, KIB
 from lakefs.names import check_text, check_value_keys
@@ -132,7 +131,7 @@ class SpaceSteps:
     def put_many(
         self,
         keys: Sequence[bytes],
-        values: Sequence[Buffer | Slot],
+        values: Sequence[ReadableBuffer | Slot],
         *,
         depths: Sequence[int] = (),
         resize: bool = False,
@@ -208,7 +207,9 @@ def value_memories(keys: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> 
     return checked, [writable_memory(buffer, "a value") for buffer in buffers]
 
 
-def keyed_items(keys: Sequence[bytes], values: Sequence[Buffer | Slot], depths: Sequence[int] = ()) -> list[KeyedItem]:
+def keyed_items(
+    keys: Sequence[bytes], values: Sequence[ReadableBuffer | Slot], depths: Sequence[int] = ()
+) -> list[KeyedItem]:
     """Return values to put, checked.  InvalidArgument."""
     checked = check_value_keys(keys)
     if len(values) != len(checked) or len(depths) not in (0, len(checked)):
@@ -219,7 +220,7 @@ def keyed_items(keys: Sequence[bytes], values: Sequence[Buffer | Slot], depths: 
     ]
 
 
-def _item(place: int, key: bytes, data: Buffer | Slot, depth: int) -> KeyedItem:
+def _item(place: int, key: bytes, data: ReadableBuffer | Slot, depth: int) -> KeyedItem:
     taken = data if isinstance(data, Slot) else bytes_to_put(data, f"key {key.hex()}")
     length = taken.length if isinstance(taken, Slot) else taken.nbytes
     if not 1 <= length <= KEYED_VALUE_BYTES_MAX:

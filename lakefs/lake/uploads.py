@@ -6,11 +6,10 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias, TypeGuard, cast
 
-from lakefs.errors import InvalidArgument
 from lakefs.get.opened import Access
-from lakefs.ids import Buffer
+from lakefs.host.writable_memory import ReadableBuffer
 from lakefs.lake.multipart import (
     ListedPart,
     UploadName,
@@ -43,8 +42,9 @@ from lakefs.wire.messages import (
 Progress = Callable[[int, int], None]
 """Called with increments: (bytes done, how many of them the store had before)."""
 
-PutData = Buffer | Slot | os.PathLike[str] | BinaryIO
-"""Data to put: a buffer, a slot of shared memory, the path of a file, or a binary file object, read to its end."""
+PutData: TypeAlias = ReadableBuffer | Slot | os.PathLike[str] | BinaryIO
+"""Data to put: a buffer, array or tensor, a slot of shared memory, the path of a file, or a binary file object, read to
+its end."""
 
 
 class UploadSteps(ABC):
@@ -84,19 +84,16 @@ class UploadSteps(ABC):
         UploadNotFound, InvalidArgument, RequestTooLarge (over 5 GiB), StoreFull, SourceChanged, LocalFileError.
         """
         transfer = self.transfer(progress)
-        if isinstance(data, (bytes, bytearray, memoryview, Slot)):
-            source = memory_source(data)
-            return (yield from put_part(transfer, upload, number, source, md5=md5, checksums=checksums))
+        if is_stream(data):
+            return (yield from put_part_stream(transfer, upload, number, data, checksums=checksums))
         if isinstance(data, os.PathLike):
             file = yield from work(FileSource, Path(data))
             try:
                 return (yield from put_part(transfer, upload, number, file, md5=md5, checksums=checksums))
             finally:
                 file.close()
-        if getattr(data, "read", None) is None:
-            kind = type(data).__name__
-            raise InvalidArgument(f"cannot put a {kind}; pass bytes, a slot, a pathlib.Path or a binary file")
-        return (yield from put_part_stream(transfer, upload, number, data, checksums=checksums))
+        source = memory_source(cast("ReadableBuffer | Slot", data))
+        return (yield from put_part(transfer, upload, number, source, md5=md5, checksums=checksums))
 
     def copy_part(
         self,
@@ -169,3 +166,8 @@ class UploadSteps(ABC):
     def abort_upload(self, upload: UploadName) -> Steps[None]:
         """End an upload and drop its parts; the object at the name stays.  UploadNotFound."""
         return abort_upload(upload)
+
+
+def is_stream(data: PutData) -> TypeGuard[BinaryIO]:
+    """Return True for a file object; an array and a buffer have no method `read`."""
+    return getattr(data, "read", None) is not None

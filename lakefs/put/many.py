@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from lakefs.errors import InvalidArgument, LakeError, SessionLost
 from lakefs.host.plain_bytes import bytes_to_put
+from lakefs.host.writable_memory import ReadableBuffer
 from lakefs.ids import Buffer
 from lakefs.limits import (
     BODY_BYTES_MAX,
@@ -78,7 +79,7 @@ class _Put:
 
 def put_many(
     transfer: Transfer,
-    objects: Sequence[tuple[str, Buffer | Slot]],
+    objects: Sequence[tuple[str, ReadableBuffer | Slot]],
     attributes: ObjectAttributes,
     *,
     create_bucket: bool,
@@ -142,7 +143,7 @@ def _submit_group(
             yield from _submit_slots(pipeline, put, batch, memory, number)
 
 
-def _parsed(place: int, name: str, data: Buffer | Slot) -> _Object:
+def _parsed(place: int, name: str, data: ReadableBuffer | Slot) -> _Object:
     parsed = parse_new_name(name)
     taken = data if isinstance(data, Slot) else bytes_to_put(data, name)
     length = taken.length if isinstance(taken, Slot) else taken.nbytes

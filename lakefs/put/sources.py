@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Final, Protocol
 
 from lakefs.errors import InvalidArgument, LocalFileError, SourceChanged
 from lakefs.host.file_systems import LOCAL_FILE_SYSTEMS, file_system_of
 from lakefs.host.plain_bytes import bytes_to_put
-from lakefs.ids import Buffer
+from lakefs.host.writable_memory import ReadableBuffer
 from lakefs.put.shared_memory import Slot
+
+_OTHERS: Final = ", a slot, a pathlib.Path or a binary file"
+"""Beside memory, the data that a put takes."""
 
 
 class Source(Protocol):
@@ -51,14 +54,16 @@ class Source(Protocol):
 
 
 class BufferSource:
-    """A buffer in memory, which the caller does not change until the put has ended.  InvalidArgument if it is no
-    plain memory."""
+    """A buffer, array or tensor in memory, which the caller does not change until the put has ended.
+
+    InvalidArgument if it is no plain memory.
+    """
 
     descriptor: int | None = None
     in_memory = True
 
-    def __init__(self, buffer: Buffer) -> None:
-        self._view = memoryview(buffer) if isinstance(buffer, bytes) else bytes_to_put(buffer)
+    def __init__(self, buffer: ReadableBuffer) -> None:
+        self._view = memoryview(buffer) if isinstance(buffer, bytes) else bytes_to_put(buffer, others=_OTHERS)
         self.size_bytes = len(self._view)
 
     def read_at(self, offset: int, length: int) -> memoryview:
@@ -79,8 +84,8 @@ class SlotSource(BufferSource):
         self.slot = slot
 
 
-def memory_source(data: Buffer | Slot) -> BufferSource:
-    """Return a source of bytes in memory, shared or not."""
+def memory_source(data: ReadableBuffer | Slot) -> BufferSource:
+    """Return a source of bytes in memory, shared or not.  InvalidArgument."""
     return SlotSource(data) if isinstance(data, Slot) else BufferSource(data)
 
 
@@ -125,8 +130,8 @@ class FileSource:
 
     @property
     def mtime_ns(self) -> int:
-        """Modification time."""
-        return self._stat.st_mtime_ns
+        """Modification time; 1 ns for a file of the time 0, which would mean now where it is stored."""
+        return self._stat.st_mtime_ns or 1
 
     def read_at(self, offset: int, length: int) -> memoryview:
         target = memoryview(bytearray(length))

@@ -48,6 +48,9 @@ NAMES: Final[dict[str, list[Call]]] = {
     "move": [lambda lake, bad: lake.move(bad, "bkt/b"), lambda lake, bad: lake.move("bkt/a", bad)],
     "copy": [lambda lake, bad: lake.copy(bad, "bkt/b"), lambda lake, bad: lake.copy("bkt/a", bad)],
     "make_folder": [lambda lake, bad: lake.make_folder(bad)],
+    "put_tree": [lambda lake, bad: lake.put_tree(bad, "/nowhere")],
+    "get_tree": [lambda lake, bad: lake.get_tree(bad, "/nowhere")],
+    "remove_tree": [lambda lake, bad: lake.remove_tree(bad)],
     "watch": [lambda lake, bad: lake.watch(bad)],
     "create_bucket": [lambda lake, bad: lake.create_bucket(bad)],
     "remove_bucket": [lambda lake, bad: lake.remove_bucket(bad)],
@@ -177,6 +180,36 @@ def test_objects_of_python_are_no_bytes_and_all_other_memory_is() -> None:
     for lent in (5, "text", np.zeros((4, 4))[:, ::2], np.zeros(2, "M8[s]")):
         with pytest.raises(TypeError):
             plain_bytes(lent)
+
+
+async def stored_by_each_call(lake: Any, data: Any) -> list[Any]:
+    """Store an array by each call that stores; return what each name, and the key of a space, has then."""
+    space = await outcome_of(lake, lambda lake: lake.space("kv"))
+    upload = await outcome_of(lake, lambda lake: lake.create_upload("bkt/parts"))
+    part = await outcome_of(lake, lambda lake: lake.put_part(upload, 1, data))
+    await outcome_of(lake, lambda lake: lake.complete_upload(upload, [(1, part.etag)]))
+    await outcome_of(lake, lambda lake: lake.put("bkt/alone", data))
+    await outcome_of(lake, lambda lake: lake.put_many([("bkt/many", data)]))
+    await outcome_of(lake, lambda _: space.put_many([b"k"], [data]))
+    value = bytearray(data.nbytes)
+    await outcome_of(lake, lambda _: space.get_many_into([b"k"], [value]))
+    names = ["bkt/parts", "bkt/alone", "bkt/many"]
+    return [*(await outcome_of(lake, lambda lake: lake.get_many(names))), bytes(value)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        np.array(["2026-01-01", "2026-01-02"], dtype="M8[ns]"),  # it lends no buffer
+        np.arange(30_000, dtype="f8").reshape(30, 1000),
+    ],
+    ids=["interface", "rows"],
+)
+def test_every_call_that_stores_takes_arrays(kind: Kind, data: Any) -> None:
+    async def body(driven: Driven) -> None:
+        assert await stored_by_each_call(driven.lake, data) == 4 * [data.tobytes()]
+
+    run(kind, body)
 
 
 def test_no_call_stores_or_fills_an_array_of_objects(kind: Kind) -> None:

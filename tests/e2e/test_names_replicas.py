@@ -161,7 +161,7 @@ def is_whole(machine: Machine) -> bool:
     return len(up) == 4 and found["outlives"]["machines"] > 0 and not found["walker"]["dirty_partitions"]
 
 
-def leader_of(machines: list[Machine]) -> tuple[Machine, list[Machine]]:
+def leader_of(machines: Sequence[Machine]) -> tuple[Machine, list[Machine]]:
     """Return the machine whose replica leads, and the others."""
     for _ in range(100):
         for asked in machines:

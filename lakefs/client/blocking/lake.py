@@ -12,22 +12,24 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Literal, Self, cast, overload
 
 from lakefs.client.blocking.driver import BlockingDriver
 from lakefs.client.blocking.object_reader import BUFFER_BYTES, ObjectFile, ObjectReader
+from lakefs.client.blocking.object_writer import WRITE_MODES, ObjectWriter, WriteMode
 from lakefs.client.facade import Facade, blocking, blocking_known, blocking_pages
 from lakefs.content.verify import Check
-from lakefs.errors import EngineUnreachable, LakeError
+from lakefs.errors import AlreadyExists, EngineUnreachable, InvalidArgument, LakeError
 from lakefs.fabric.counts import NO_RDMA, FabricCounts
 from lakefs.get.mapping import MAP_ATTEMPTS, MappedObject, unmapped_at_end, unpin
 from lakefs.get.pools import Pool
 from lakefs.host.forks import NO_FORK
 from lakefs.known.counts import KnownCounts
 from lakefs.lake.lake_steps import LakeSteps, Progress
-from lakefs.names import parse_object_name
+from lakefs.names import parse_new_name, parse_object_name
 from lakefs.put.shared_memory import SharedMemory
 from lakefs.trees.get_file import replace_file
+from lakefs.trees.tree_steps import get_tree, put_tree, remove_tree
 from lakefs.trees.walk import Observer
 from lakefs.wire.engine_port import BlockingEngineClient
 from lakefs.wire.messages import ObjectStat
@@ -163,9 +165,31 @@ class Lake(Facade[BlockingDriver]):
         observer = Observer(progress=progress or (lambda done, present: None))
         return self._driver.run(replace_file(self._driver.steps, parse_object_name(name), os.fspath(path), observer))
 
-    def open(self, name: str) -> io.BufferedReader:
-        """Open an object as a seekable binary file.  Its content stays the same, whatever happens to the name."""
-        return ObjectFile(ObjectReader(self._driver, self._open(name)), BUFFER_BYTES)
+    @overload
+    def open(self, name: str, mode: Literal["rb"] = "rb") -> io.BufferedReader: ...
+    @overload
+    def open(self, name: str, mode: WriteMode, *, create_bucket: bool = False) -> ObjectWriter: ...
+    def open(
+        self, name: str, mode: Literal["rb"] | WriteMode = "rb", *, create_bucket: bool = False
+    ) -> io.BufferedReader | ObjectWriter:
+        """Open an object as a binary file.
+
+        "rb": seekable; its content stays the same, whatever happens to the name.
+        "wb", "xb" (the name must not exist: AlreadyExists), "ab" (behind what the object has): written from the
+        beginning to the end.  The name changes when the file is closed: atomically, and durable then.  After an error
+        in the file's `with` block, and after `discard()`, nothing changes.
+        `create_bucket`: make the bucket if it does not exist, when the file is closed.
+        """
+        if mode == "rb":
+            return ObjectFile(ObjectReader(self._driver, self._open(name)), BUFFER_BYTES)
+        if mode not in WRITE_MODES:
+            raise InvalidArgument(
+                f"{name}: objects are opened with rb, wb, xb or ab, not {mode!r}; for text, encode it", subject=name
+            )
+        target = parse_new_name(name)
+        if mode == "xb" and self.exists(name):
+            raise AlreadyExists(f"{name} exists already", subject=name)
+        return ObjectWriter(self._driver, target, mode, create_bucket=create_bucket)
 
     _open = blocking_known(LakeSteps.open)
 
@@ -205,6 +229,12 @@ class Lake(Facade[BlockingDriver]):
     move = blocking(LakeSteps.move)
     copy = blocking(LakeSteps.copy)
     make_folder = blocking(LakeSteps.make_folder)
+
+    # --- trees -------------------------------------------------------------------------------------
+
+    put_tree = blocking(put_tree)
+    get_tree = blocking(get_tree)
+    remove_tree = blocking(remove_tree)
 
     # --- buckets -----------------------------------------------------------------------------------
 

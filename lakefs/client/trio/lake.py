@@ -29,6 +29,7 @@ from lakefs.lake.lake_steps import LakeSteps
 from lakefs.names import check_text
 from lakefs.ports import Offload
 from lakefs.put.shared_memory import SharedMemory
+from lakefs.trees.tree_steps import get_tree, put_tree, remove_tree
 from lakefs.wire.engine_port import EngineClient
 from lakefs.wire.messages import ObjectStat, WatchEvent
 
@@ -156,6 +157,12 @@ class TrioLake(Facade[TrioDriver]):
     move = awaited(LakeSteps.move)
     copy = awaited(LakeSteps.copy)
     make_folder = awaited(LakeSteps.make_folder)
+
+    # --- trees -------------------------------------------------------------------------------------
+
+    put_tree = awaited(put_tree)
+    get_tree = awaited(get_tree)
+    remove_tree = awaited(remove_tree)
 
     def watch(self, bucket: str) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
         """Watch a bucket from now on: `async with lake.watch("models") as events: async for event in events`.

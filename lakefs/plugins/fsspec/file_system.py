@@ -21,12 +21,13 @@ from fsspec.spec import AbstractFileSystem
 
 from lakefs.client.address import resolve
 from lakefs.client.blocking.object_reader import ObjectReader
+from lakefs.client.blocking.object_writer import WRITE_MODES, WriteMode
 from lakefs.content.verify import Check, check_named
 from lakefs.plugins.fsspec.connections import lake_of, next_connection
 from lakefs.plugins.fsspec.contents import Contents
 from lakefs.plugins.fsspec.os_errors import exists_already, is_a_folder, os_call
 from lakefs.plugins.fsspec.reader import LakeReader
-from lakefs.plugins.fsspec.writer import CompressedWriter, LakeWriter, TextWriter, WriteMode
+from lakefs.plugins.fsspec.writer import CompressedWriter, LakeWriter, TextWriter
 
 _Cached: Any = type(AbstractFileSystem)
 
@@ -108,7 +109,7 @@ class LakeFileSystem(Contents, metaclass=_ByServer):
     ) -> LakeReader | LakeWriter:
         if mode == "rb":
             return self._open_reader(path)
-        if mode not in ("wb", "xb", "ab"):
+        if mode not in WRITE_MODES:
             raise NotImplementedError(f"files of the lake are opened with rb, wb, xb or ab, not {mode!r}")
         if "/" not in path:
             raise is_a_folder(path)

@@ -23,8 +23,8 @@ def os_error(error: errors.LakeError) -> OSError:
     """Return the OSError for an error of the lake; the caller raises it from that error."""
     cause = error.__cause__
     if isinstance(error, errors.LocalFileError) and isinstance(cause, OSError) and cause.errno:
-        return OSError(cause.errno, error.message, cause.filename or error.subject)
-    return OSError(error.errno, error.message, error.subject) if error.subject else OSError(error.errno, error.message)
+        return OSError(cause.errno, str(error), cause.filename or error.subject)
+    return OSError(error.errno, str(error), error.subject) if error.subject else OSError(error.errno, str(error))
 
 
 def os_call(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,13 +1,4 @@
-"""`LakeWriter`: an object opened for writing.  It becomes visible when it is closed: whole, durable, at once.
-
-Until then a reader of the name gets what it had before.  The object is dropped, and the name is left as it is, when
-
-- `discard()` is called,
-- an error leaves a `with` block whose end closes the file: the file's own, that of `fsspec.open`, or any other,
-- the file is never closed, or the process ends.
-
-Short content is kept in memory and stored by one request.  Longer content is stored 16 MiB at a time, so memory is
-bounded; what is stored already, of this object or any other, is not written again.
+"""`LakeWriter`: an object opened for writing by fsspec: an `ObjectWriter` whose errors are OSError.
 
 In a transaction of fsspec a closed file waits, stored but not visible, for `commit()` or `discard()`.
 """
@@ -16,250 +7,56 @@ from __future__ import annotations
 
 import errno
 import io
-import os
-import sys
-import time
-import warnings
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any
 
+from lakefs.client.blocking.object_writer import ObjectWriter, WriteMode
 from lakefs.client.facade import driver_of
-from lakefs.errors import KeyNotFound, LakeError, PreconditionFailed
-from lakefs.get.objects import close_object, open_object, read_range
-from lakefs.host.plain_bytes import plain_bytes
-from lakefs.limits import CHUNK_BYTES
+from lakefs.errors import AlreadyExists, LakeError
 from lakefs.names import parse_new_name
 from lakefs.plugins.fsspec.os_errors import exists_already, os_error
-from lakefs.put.objects import put
-from lakefs.put.pieces import PiecewisePut
-from lakefs.put.sources import BufferSource
 from lakefs.steps.steps import Steps
-from lakefs.wire.messages import Condition, NameChange, ObjectAttributes
 
 if TYPE_CHECKING:
     from lakefs.client.blocking.lake import Lake
-    from lakefs.get.opened import Opened
     from lakefs.plugins.fsspec.look_ups import LookUps
 
-STORED_AT_ONCE_BYTES: Final = 4 * CHUNK_BYTES
-"""Bytes gathered in memory before they are stored: two requests, one received while one is written."""
-_FRAMES_LOOKED_AT: Final = 12
 
-WriteMode = Literal["wb", "xb", "ab"]
-
-
-class LakeWriter(io.BufferedIOBase):
-    """An object opened by `LakeFileSystem.open(path, "wb")`, `"xb"` (it must not exist) or `"ab"` (append).
-
-    Not seekable.  Errors are OSError.  Used by one thread at a time.
-    """
+class LakeWriter(ObjectWriter):
+    """An object opened by `LakeFileSystem.open(path, "wb")`, `"xb"` (it must not exist) or `"ab"` (append)."""
 
     def __init__(self, fs: LookUps, path: str, lake: Lake, mode: WriteMode, *, autocommit: bool) -> None:
         self.fs = fs
         self.path = path
-        self.mode = mode
         self.autocommit = autocommit
-        self._lake = lake
-        self._driver = driver_of(lake)
-        self._name = parse_new_name(path)
-        self._gathered = bytearray()
-        self._put = PiecewisePut(self._driver.steps.transfer(None))
-        self._is_stored = False
-        self._position = 0
-        self._condition = Condition(absent=mode == "xb")
-        self._old: Opened | None = None
-        self._process = os.getpid()
-        self._handled = sys.exception()
-        """The error that was being handled when the file was opened: it does not concern the file."""
-        self._is_done = False
-        if mode == "ab":
-            self._run(self._begin_behind_old())
-
-    @property
-    def size(self) -> int:
-        """Bytes so far."""
-        return self._position
+        super().__init__(driver_of(lake), parse_new_name(path), mode)
 
     @property
     def full_name(self) -> str:
         """The path with `lake://`."""
         return str(self.fs.unstrip_protocol(self.path))
 
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         raise OSError(errno.ESPIPE, "an object that is written cannot be sought in", self.path)
-
-    def write(self, data: Any) -> int:
-        """Add bytes; they are stored when 16 MiB have come together.  Returns how many these were."""
-        if self.closed:
-            raise ValueError(f"{self.path} is closed")
-        view = plain_bytes(data)
-        length = len(view)
-        while view:
-            if not self._gathered and len(view) >= STORED_AT_ONCE_BYTES:  # from the caller's memory, without a copy
-                count = len(view) - len(view) % STORED_AT_ONCE_BYTES
-                self._store(view[:count])
-            else:
-                count = min(len(view), STORED_AT_ONCE_BYTES - len(self._gathered))
-                self._gathered += view[:count]
-                if len(self._gathered) == STORED_AT_ONCE_BYTES:
-                    self._store_gathered()
-            view = view[count:]
-        self._position += length
-        return length
-
-    def flush(self) -> None:
-        """Do nothing: what is written so far is not an object yet."""
-        if self.closed:
-            raise ValueError(f"{self.path} is closed")
-
-    def close(self) -> None:
-        """Store the rest and make the object visible; drop it if an error ends the `with` block that closes it."""
-        if self.closed:
-            return
-        if _is_left_by_an_error(self._handled):
-            self.discard()
-            return
-        try:
-            if self.autocommit:
-                self._commit()
-            elif self._gathered or self._is_stored:
-                self._store_gathered()
-        except BaseException:
-            self.discard()
-            raise
-        super().close()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.discard()
-        else:
-            self.close()
-
-    def __del__(self) -> None:
-        if not getattr(self, "_is_done", True) and not self.closed:
-            warnings.warn(f"{self.path} was never closed: nothing was stored", ResourceWarning, stacklevel=2)
-            self.discard()
 
     def commit(self) -> None:
         """Make a file that was closed in a transaction visible, whole and durable."""
         if not self._is_done:
             self._commit()
-            super().close()
+            io.BufferedIOBase.close(self)
 
-    def discard(self) -> None:
-        """Close the file and drop what was written; the name is left as it is."""
-        self._gathered = bytearray()
-        if not self._is_done:
-            self._is_done = True
-            self._end()
-        super().close()
-
-    # --- storing -----------------------------------------------------------------------------------
-
-    def _store_gathered(self) -> None:
-        if self._gathered:
-            gathered, self._gathered = self._gathered, bytearray()
-            self._store(memoryview(gathered))
-
-    def _store(self, piece: memoryview) -> None:
-        self._is_stored = True
-        self._run(self._put.store(piece))
-
-    def _commit(self) -> None:
-        attributes = ObjectAttributes(mtime_ns=time.time_ns())
-        change = NameChange(*self._name, b"", attributes, self._condition)
-        if self._is_stored:
+    def _finish(self) -> None:
+        if self.autocommit:
+            self._commit()
+        elif self._gathered or self._is_stored:
             self._store_gathered()
-            self._run(self._put.commit(change))
-        else:
-            source = BufferSource(memoryview(self._gathered))
-            self._run(put(self._driver.steps.transfer(None), change, source))
-            self._gathered = bytearray()
-        self._is_done = True
-        self._end()
-
-    def _end(self) -> None:
-        """Give up what the engine holds for the put; a lost connection has given it up already."""
-        old, self._old = self._old, None
-        self._handled = None
-        if os.getpid() != self._process:  # a forked child: put and lease are its parent's
-            return
-        try:
-            self._driver.run(self._put.abandon())
-            if old is not None:
-                self._driver.run(close_object(old))
-        except LakeError:
-            return
 
     def _run(self, steps: Steps[Any]) -> Any:
-        if os.getpid() != self._process:
-            steps.close()
-            raise OSError(errno.EINVAL, "was opened for writing by another process", self.path)
         try:
-            return self._driver.run(steps)
-        except PreconditionFailed as error:
-            if self._condition.absent:
-                raise exists_already(self.path) from error
-            raise os_error(error) from error
+            return super()._run(steps)
+        except AlreadyExists as error:
+            raise exists_already(self.path) from error.__cause__
         except LakeError as error:
             raise os_error(error) from error
-
-    # --- appending ---------------------------------------------------------------------------------
-
-    def _begin_behind_old(self) -> Steps[None]:
-        """Take over the chunks of the present object; only the bytes behind its last full chunk are read.
-
-        The commit fails if the name has another object by then.
-        """
-        access = self._driver.steps.access(None)
-        try:
-            opened = yield from open_object(access, self._name, inline_bytes=0)
-        except KeyNotFound:
-            self._condition = Condition(absent=True)
-            return
-        self._old = opened
-        self._condition = Condition(etags=[opened.stat.etag])
-        pieces = list(opened.pieces)
-        rest = pieces.pop() if pieces and pieces[-1].length < CHUNK_BYTES else None
-        if pieces:
-            self._is_stored = True
-            yield from self._put.take_over([(piece.chunk, piece.length) for piece in pieces])
-        if rest is not None:
-            self._gathered += yield from read_range(access, opened, rest.offset, rest.length)
-        self._position = opened.stat.size_bytes
-
-
-def _is_left_by_an_error(handled: BaseException | None) -> bool:
-    """Return True if an error, other than `handled`, is on its way out of the `with` block whose end closes the file.
-
-    `fsspec.open`, pandas and others close their files without saying why.  So the nearest `__exit__` among the callers
-    decides: it got the error that leaves its block, or none.
-    """
-    error = sys.exception()
-    if error is None or error is handled:
-        return False
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_FRAMES_LOOKED_AT):
-        if frame is None:
-            return False
-        if frame.f_code.co_name == "__exit__":
-            return _is_among(error, frame.f_locals)
-        frame = frame.f_back
-    return False
-
-
-def _is_among(error: BaseException, values: dict[str, Any]) -> bool:
-    """Return True if the error is one of a function's arguments, or in a tuple of them."""
-    return any(
-        value is error or (isinstance(value, tuple) and any(item is error for item in value))
-        for value in values.values()
-    )
 
 
 class TextWriter(io.TextIOWrapper):

@@ -19,9 +19,9 @@ import fsspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from lakefs.client.blocking.object_writer import STORED_AT_ONCE_BYTES
 from lakefs.limits import CHUNK_BYTES
 from lakefs.plugins.fsspec.file_system import LakeFileSystem
-from lakefs.plugins.fsspec.writer import STORED_AT_ONCE_BYTES
 from tests.e2e.served import ROOT, Served, environment
 
 OLD = b"the old content"

@@ -34,9 +34,14 @@ HEALS_S = 300.0
 CYCLES = 4
 FULL_PASS_S_MAX = 1000.0
 """A lake that goes through everything more seldom is not waited for."""
-_LOST_VALUE = {
-    finding.code for finding in (Finding.CHUNK_QUARANTINED, Finding.CONTENT_CHUNK_DAMAGED, Finding.CHUNK_PAST_END)
+_LOST_BY_LIES = {
+    finding.code
+    for finding in (
+        *(Finding.CHUNK_QUARANTINED, Finding.CONTENT_CHUNK_DAMAGED, Finding.CHUNK_PAST_END),
+        Finding.CHECKPOINT_DAMAGED,
+    )
 }
+"""A disk that lied about syncs may have lost these: a value of a key, and a checkpoint beside a whole journal."""
 Where = dict[tuple[ChunkId, int], list[MemberId]]
 
 
@@ -169,16 +174,15 @@ class Quiet:
         await self._let_full_pass(contents)
         self._check_places(contents)
         report = await self.ask(m.RunFsck(True))
-        found = [finding for finding in report["findings"] if not self._is_forgotten_value(finding)]
+        found = [finding for finding in report["findings"] if not self._is_forgotten(finding)]
         if found or report["unchecked"]:
             raise SimFailure(f"fsck of a quiet lake: {found} {report['unchecked']}")
         self._check_places(contents)
 
-    def _is_forgotten_value(self, finding: dict[str, Any]) -> bool:
-        """Return True if a finding is about a value of a key, at a member whose disk forgot what it had synced."""
-        is_of_whole = finding["code"] in _LOST_VALUE
+    def _is_forgotten(self, finding: dict[str, Any]) -> bool:
+        """Return True if a finding is about what a member's disk forgot though it had synced it."""
         members = map(member_text, self._lake.forgetful)
-        return is_of_whole and any(finding["object"].startswith(member) for member in members)
+        return finding["code"] in _LOST_BY_LIES and any(finding["object"].startswith(member) for member in members)
 
     async def _let_full_pass(self, contents: set[Content]) -> None:
         """Wait for a walk through everything while shards lie elsewhere that are not missing at their homes.

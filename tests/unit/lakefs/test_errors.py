@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import errno
+import pickle
 
 import pytest
 
@@ -70,3 +72,18 @@ def test_an_unknown_wire_code_is_told_and_loses_no_message() -> None:
 def test_damage_exits_with_one_and_a_user_s_mistake_never_does() -> None:
     for leaf in LEAVES:
         assert (leaf.exit_code == 1) == issubclass(leaf, errors.CorruptionError)
+
+
+@pytest.mark.parametrize("kind", [errors.KeyNotFound, errors.KeyDeleted, errors.VersionNotFound])
+def test_a_missing_key_is_also_the_error_that_python_has_for_files_and_mappings(kind: type[errors.KeyNotFound]) -> None:
+    error = kind("models/x does not exist", subject="models/x")
+    for caught in (LakeError, errors.UserError, FileNotFoundError, OSError, KeyError, LookupError):
+        assert isinstance(error, caught)
+    order = kind.__mro__
+    assert order.index(LakeError) < order.index(FileNotFoundError) < order.index(KeyError)
+    for one in (error, pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(one) is kind
+        assert str(one) == "models/x does not exist"
+        assert (one.errno, one.strerror, one.filename) == (errno.ENOENT, "models/x does not exist", "models/x")
+        assert (one.message, one.subject, one.args) == (error.message, error.subject, error.args)
+    assert kind("gone").filename is None

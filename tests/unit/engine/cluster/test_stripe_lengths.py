@@ -115,6 +115,24 @@ def test_a_chunk_of_which_a_member_misstates_the_length_is_absent_and_stored_ane
     in_lake(body)
 
 
+@pytest.mark.parametrize("misstated", [1, -1, 0])
+def test_a_chunk_that_is_stored_anew_is_present_while_a_member_still_misstates_its_length(misstated: int) -> None:
+    async def body(rig: Rig) -> None:
+        chunk = data_chunk_id(LONG)
+        rig.members.misstated = misstated
+        await rig.store(LONG)
+        rig.lose(rig.home(LONG, 1), fault=Fault.MISSTATING)
+        assert await rig.present([chunk]) == [False]
+        await rig.store(LONG)
+        assert await rig.present([chunk]) == [True]
+        assert rig.table.partition_of(chunk) in await rig.dirty()
+        rig.heal()
+        assert await rig.present([chunk]) == [True]
+        await rig.reads_back(LONG)
+
+    in_lake(body)
+
+
 def test_a_home_that_has_a_shard_with_another_length_of_its_chunk_is_passed_over() -> None:
     async def body(rig: Rig) -> None:
         chunk = data_chunk_id(LONG)

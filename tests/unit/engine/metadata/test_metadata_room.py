@@ -30,7 +30,7 @@ def test_what_grows_is_refused_before_what_removes_lacks_room() -> None:
         disk = SimDisk(capacity_bytes=4 * MIB)
         async with opened(disk, sizes=SMALL, headroom_bytes=256 * KIB) as metadata:
             stored = 0
-            with pytest.raises(StoreFull, match="lake gc"):
+            with pytest.raises(StoreFull, match=r"lake.gc"):
                 while True:
                     await grow(metadata, stored)
                     stored += 1

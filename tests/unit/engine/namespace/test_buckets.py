@@ -66,7 +66,7 @@ def test_a_bucket_is_made_once() -> None:
 
 def test_a_missing_bucket_is_named_with_the_command_that_makes_it() -> None:
     store = new_store()
-    with pytest.raises(BucketNotFound, match=r"'models' does not exist.*lake bucket create models"):
+    with pytest.raises(BucketNotFound, match=r"'models' does not exist.*create_bucket"):
         find_bucket(store.view(), "models")
     with pytest.raises(BucketNotFound):
         store.run(lambda txn: remove_bucket(txn, "models"))
@@ -109,7 +109,7 @@ def test_only_an_empty_bucket_is_removed_and_leaves_nothing() -> None:
     made = shelf.store.run(lambda txn: create_bucket(txn, "models", 7))
     shelf.buckets = [made]
     shelf.put("a/b")
-    with pytest.raises(BucketNotEmpty, match="lake rm -r models/"):
+    with pytest.raises(BucketNotEmpty, match=r'remove_tree\("models"\)'):
         shelf.store.run(lambda txn: remove_bucket(txn, "models"))
     shelf.remove("a/b")
     shelf.store.notes.clear()
