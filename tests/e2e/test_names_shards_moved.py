@@ -165,16 +165,30 @@ def test_a_lake_of_two_shards_outlives_the_loss_of_its_etcd(etcd: EtcdCluster, t
         stop_all(machines)
 
         with running_etcd(tmp_path / "another") as another:
-            first.init("prod", "--etcd", another.urls[0])
-            for machine in machines:
-                machine.start()
-            has_all(second, "by-2")
-            eventually(lambda: has_second(third), "the shard gets no replicas")
-            put(second, *(f"{bucket}/at-another" for bucket in BUCKETS[1:]))
-            first.lose_power()
-            has_all(second, "at-another")
-            first.start()
-            stop_all(machines)
+            moves_to_an_etcd_and_back(another, machines)
+
+
+def moves_to_an_etcd_and_back(etcd: EtcdCluster, machines: list[Machine]) -> None:
+    """Let a rescued lake move to an etcd, outlive the loss of a machine there, and move back; all are stopped then."""
+    first, second, third = machines
+    first.init("prod", "--etcd", etcd.urls[0])
+    for machine in machines:
+        machine.start()
+    has_all(second, "by-2")
+    eventually(lambda: has_second(third), "the shard gets no replicas")
+    put(second, *(f"{bucket}/at-another" for bucket in BUCKETS[1:]))
+    first.lose_power()
+    has_all(second, "at-another")
+    first.start()
+    has_all(first, "at-another")
+    stop_all(machines)
+    first.init("prod", "--no-etcd")
+    first.start()
+    second.start()
+    for machine in (first, second):
+        has_all(machine, "at-another")
+    put(second, "made-0/without", "made-1/without")
+    stop_all(machines)
 
 
 def has_second(machine: Machine) -> bool:
