@@ -89,7 +89,7 @@ REFUSED = {
     "other ETag": of("rich", "there", condition=m.Condition(etags=["x"])),
     "condition on none": of("rich", condition=m.Condition(etags=["*"])),
     "empty name": of("rich", ""),
-    "long name": of("rich", "n" * 2000),
+    "long name": of("rich", "n" * 5000),
     "odd name": of("rich", "\udc80"),
     "odd source": of("\udc80"),
     "attributes too large": of("rich", attributes=m.ObjectAttributes(xattrs={"user.x": b"x" * (1 << 20)})),
