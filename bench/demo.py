@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +30,6 @@ from safetensors import safe_open
 
 import lakefs
 from bench.harness.measure import timed
-from bench.harness.mounts import lake_mounted
 from bench.harness.process import ROOT, EngineProcess, allocated_bytes, run_lake
 from bench.harness.tensors import Tensor, change_tensors, read_tensors
 from lakefs.client.facade import driver_of
@@ -178,6 +178,11 @@ def _mount(engine: EngineProcess, model: Path, weights: Path, folder: Path) -> N
     if not Path("/dev/fuse").exists():
         print("lake mount             left out: this machine has no /dev/fuse\n")
         return
+    if find_spec("pyfuse3") is None:
+        print("lake mount             left out: pyfuse3 was not built, because root has not installed libfuse3-dev\n")
+        return
+    from bench.harness.mounts import lake_mounted
+
     with lake_mounted(engine, folder) as mount:
         models = mount.folder / "models"
         seen = models / "base"

@@ -20,7 +20,7 @@ import click
 from cli.terminal.streams import encode_in_utf8, prepare
 from cli.terminal.target import Target, engine_options
 from lakefs.errors import LakeError, LocalFileError
-from lakefs.version import VERSION
+from lakefs.version import version_text
 
 EXIT_USAGE: Final = 2
 EXIT_BUG: Final = 70
@@ -39,12 +39,19 @@ COMMANDS: Final = {
     "get": "cli.objects.get:get",
     "cat": "cli.objects.get:cat",
     "stat": "cli.objects.ls:stat",
-    "rm": "cli.objects.rename_and_remove:rm",
-    "mv": "cli.objects.rename_and_remove:mv",
-    "cp": "cli.objects.rename_and_remove:cp",
+    "rm": "cli.objects.remove:rm",
+    "mv": "cli.objects.rename_and_copy:mv",
+    "cp": "cli.objects.rename_and_copy:cp",
     "du": "cli.objects.ls:du",
+    "find": "cli.objects.find:find",
+    "tree": "cli.objects.tree:tree",
+    "versions": "cli.objects.versions:versions",
+    "sync": "cli.moving.sync:sync",
+    "diff": "cli.moving.diff:diff",
+    "import": "cli.moving.import_s3:import_s3",
     "bucket": "cli.objects.buckets:bucket",
     "key": "cli.objects.keys:key",
+    "presign": "cli.objects.presign:presign",
     "kv": "cli.objects.spaces:kv",
     "mount": "cli.mount.commands:mount",
     "unmount": "cli.mount.commands:unmount",
@@ -77,8 +84,21 @@ class LazyGroup(click.Group):
         return command
 
 
+def _print_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        click.echo(f"lake {version_text()}")
+        context.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(VERSION, prog_name="lake", message="%(prog)s %(version)s")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show version and commit.",
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @engine_options
 def lake(debug: bool) -> None:
@@ -97,7 +117,8 @@ def main() -> None:
 def run(args: list[str]) -> int:
     """Run one command line and return its exit code.  Messages are written to stderr, as JSON with --json."""
     if "_LAKE_COMPLETE" in os.environ:
-        lake.main(args, prog_name="lake")
+        import_module("cli.terminal.completing")  # bash's own way is in it
+        lake.main(args, prog_name="lake", obj=Target())
     try:
         return _invoke(_of_mount_fuse(args) or args)
     except click.ClickException as error:
@@ -142,6 +163,9 @@ def _invoke(args: list[str]) -> int:
 
 
 def _usage_error(error: click.ClickException, args: list[str]) -> int:
+    from cli.terminal.suggestions import suggested
+
+    error = suggested(error)
     if "--json" in args:
         _json_error("UsageError", error.format_message(), "", error.exit_code)
     else:

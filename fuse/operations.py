@@ -46,6 +46,7 @@ from fuse.names.changes import ATTEMPTS_MAX, Changes
 from fuse.names.lookups import Lookups
 from fuse.names.opening import Opening
 from fuse.names.readdir import COMPONENT_BYTES_MAX, FolderHandle, component_of
+from fuse.names.renames import Renames
 from fuse.names.repeats import Repeats
 from fuse.names.xattrs import ExtendedAttributes
 from fuse.native import layer
@@ -78,6 +79,7 @@ class LakeOperations(pyfuse3.Operations):
         self._table = mount.table
         self._lookups = Lookups(mount)
         self._changes = Changes(mount, self._lookups)
+        self._renames = Renames(mount, self._lookups, self._changes)
         self._attribute_changes = AttributeChanges(mount, self._lookups)
         self._repeats = Repeats()
         self._opening = Opening(mount, self._lookups, self._file_of, self._is_held, self._repeats)
@@ -195,9 +197,9 @@ class LakeOperations(pyfuse3.Operations):
         flags: FlagT,
         ctx: RequestContext,
     ) -> None:
-        """Rename a file or folder; a file or an empty folder at the new name is replaced."""
+        """Rename a file or folder; a file or an empty folder at the new name is replaced, or exchanged."""
         source, target = self._lookups.inode(parent_inode_old), self._lookups.inode(parent_inode_new)
-        await self._changes.rename(source, component_of(name_old), target, component_of(name_new), flags)
+        await self._renames.rename(source, component_of(name_old), target, component_of(name_new), flags)
 
     @repeatable
     async def symlink(
@@ -219,10 +221,8 @@ class LakeOperations(pyfuse3.Operations):
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
         """Make an empty file; devices, pipes and sockets are not offered: EPERM, as mknod(2) has it."""
-        if not modes.S_ISREG(mode):
-            raise FUSEError(errno.EPERM)
         parent = self._lookups.inode(parent_inode)
-        return self._known(await self._changes.make_file(parent, component_of(name), mode, ctx))
+        return self._known(await self._changes.make_node(parent, component_of(name), mode, ctx))
 
     # --- handles -------------------------------------------------------------------------------------
 

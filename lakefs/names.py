@@ -23,6 +23,8 @@ from lakefs.errors import InvalidArgument, InvalidName
 from lakefs.limits import BUCKET_NAME_BYTES_MAX, BUCKET_NAME_BYTES_MIN, KEYED_KEY_BYTES_MAX
 
 SCHEME = "lake://"
+FOLDER_MODE: Final = 0o755
+"""Permission bits of a folder that nobody gave any: usual ones, so most folders need no request of their own."""
 _SHOWN_CHARACTERS: Final = 80
 _BUCKET_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _FORBIDDEN_CHARACTER: Final = re.compile(r"[^a-z0-9.-]")

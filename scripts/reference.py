@@ -23,7 +23,8 @@ PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
 HEAD: Final = """\
 # Reference
 
-Written by `make docs` from the code; do not edit.
+Written by `make docs` from the code; do not edit.  How `lake sync` and `lake diff` compare with rclone, mc, aws s3 and
+juicefs: [moving trees](moving.md#beside-other-tools).
 """
 
 SETTINGS: Final = {
@@ -135,8 +136,8 @@ def _settings() -> Iterator[str]:
 def _exit_codes() -> Iterator[str]:
     yield "## Errors and exit codes\n"
     yield (
-        "0: done. 1: damage, or `get -r` skipped a name that no path can say. 2: wrong usage. 130: interrupted.\n"
-        "141: the reader of the output went away. 70: a bug.\n"
+        "0: done. 1: damage, `get -r` left something that was wanted, or somebody answered a question with no.\n"
+        "2: wrong usage. 130: interrupted. 141: the reader of the output went away. 70: a bug.\n"
         "Errors of the engine have these codes; with `--json` the name of the error is in the message on stderr.\n"
     )
     by_code: defaultdict[int, list[str]] = defaultdict(list)

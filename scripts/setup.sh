@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # setup.sh [demo]: Debian packages, then .venv in the checkout with the locked versions and this project, editable.
 # With `demo` only what it takes to run it, and to show that; else also what tests, checks and benchmarks need.
+# A user without root or sudo gets as far as that goes: what root has to install is named, and the rest is made.
 # Quick when nothing changed: stamps in .venv hold hashes of everything that goes in.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -47,7 +48,7 @@ install_project() {
 }
 
 setup_venv() {
-    local python wanted_packages wanted_natives natives installing=
+    local python wanted_packages wanted_natives natives requirements installing=
     python=$(find_python)
     mapfile -t natives < <(find engine fuse gateway lakefs -name "*.pyx" -o -name "*.pxd" -o -name "*.h" | sort)
     wanted_packages=$(hash_of "$0" "requirements/$level.txt")
@@ -62,17 +63,27 @@ setup_venv() {
         rm -rf .venv
     fi
     say "making .venv with $("$python" --version)"
-    "$python" -m venv .venv
+    "$python" -m venv .venv || { rm -rf .venv; echo "setup: a .venv needs the package python3-venv" >&2; return 1; }
     rm -f ".venv/stamp-$level"
     install "$(grep -ix 'cython==.*' requirements/demo.txt)" "$(grep -x 'setuptools==.*' requirements/demo.txt)"
-    say "fetching $(grep -c == "requirements/$level.txt") packages"
+    requirements=requirements/$level.txt
+    if [ -n "$without_root" ] && ! pkg-config --exists fuse3 2>/dev/null; then
+        say "without pyfuse3, which lake mount needs: it is built against libfuse3-dev"
+        requirements=.venv/requirements.txt
+        grep -vi '^pyfuse3==' "requirements/$level.txt" > "$requirements"
+    fi
+    say "fetching $(grep -c == "$requirements") packages"
     if ! is_done stamp-natives "$wanted_natives"; then
         say "compiling native modules beside that"
         install_project &
         installing=$!
     fi
-    install -r "requirements/$level.txt"
+    install -r "$requirements"
     [ -z "$installing" ] || wait "$installing"
+    if [ -n "$without_root" ]; then
+        say "done, as far as it goes without root; .venv/bin/lake doctor says what works"
+        return
+    fi
     echo "$wanted_natives" > .venv/stamp-natives
     echo "$wanted_packages" > ".venv/stamp-$level"
     say "done"

@@ -17,7 +17,7 @@ from lakefs.errors import BucketNotFound, ChunkNotFound, InvalidArgument, KeyNot
 from lakefs.host.buffers import PooledPayload
 from lakefs.host.descriptors import close_all
 from lakefs.ids import Buffer, ChunkKind, chunk_id_of
-from lakefs.wire.engine_port import Body, Reply, ServedClient, never, nothing
+from lakefs.wire.engine_port import Body, Later, Reply, ServedClient, never, nothing
 from lakefs.wire.messages import (
     BucketCreate,
     BucketRemove,
@@ -92,6 +92,8 @@ class FakeService:
     ends_watches: bool = False
     then: Callable[[], None] | None = None
     """Called after each answer to Ping."""
+    later: Later | None = None
+    """Gives the answer to Status, if it is not given at once."""
 
     def connected(
         self,
@@ -161,7 +163,7 @@ class FakeService:
             )
             return Reply(hello)
         if isinstance(request, Status):
-            return Reply(StatusReply("{}"))
+            return Reply(StatusReply("{}"), later=self.later)
         if isinstance(request, StoreChunks):
             return self._store(request, body)
         if isinstance(request, ReadChunks):

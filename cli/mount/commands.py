@@ -50,6 +50,7 @@ def mount(where: Target, /, folder: Path, texts: tuple[str, ...], foreground: bo
     from cli.terminal.logs import log_to_stderr
     from lakefs.config.settings import load
 
+    _require_pyfuse3()
     log_level = load().log_level  # before the process leaves the folder that a path may be relative to
     given = _given(texts, flags)
     wait_s: float = given.pop("retry_s", 0.0)
@@ -76,6 +77,18 @@ def mount(where: Target, /, folder: Path, texts: tuple[str, ...], foreground: bo
         reporter, log = outcome, cast("TextIO", BoundedLog(places.log))
     log_to_stderr(log_level, log)
     _serve(address, token, options, places, reporter)
+
+
+def _require_pyfuse3() -> None:
+    """Raise LocalFileError where no mount can be made, because pyfuse3 was not built."""
+    from importlib.util import find_spec
+
+    if find_spec("pyfuse3") is None:
+        raise LocalFileError(
+            "this installation has no mount: pyfuse3 is not there; as root: apt-get install fuse3 gcc libfuse3-dev "
+            "pkg-config python3-dev; then, as yourself, in the checkout: make setup",
+            subject="pyfuse3",
+        )
 
 
 @click.command()

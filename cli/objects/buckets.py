@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.terminal.completing import complete_buckets
 from cli.terminal.output import iso_time, json_option, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
-from lakefs.errors import InvalidName
+from lakefs.errors import BucketNotFound, InvalidName
+from lakefs.names import parse_name, shown
 
 if TYPE_CHECKING:
     from lakefs.wire.messages import BucketStat
@@ -49,7 +51,7 @@ def list_(where: Target, as_json: bool) -> None:
 
 
 @bucket.command("set")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_buckets)
 @click.option(
     "--anonymous-read/--no-anonymous-read",
     default=None,
@@ -76,14 +78,17 @@ def set_(where: Target, name: str, anonymous_read: bool | None, versioning: str 
 
 
 @bucket.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_buckets)
 @json_option
 @engine_options
 @pass_target
 def rm(where: Target, name: str, as_json: bool) -> None:
     """Remove an empty bucket; lake rm -r NAME empties it."""
     with where.open() as lake:
-        lake.remove_bucket(_bucket_name(name))
+        try:
+            lake.remove_bucket(_bucket_name(name))
+        except BucketNotFound as error:
+            raise not_there(name) from error
     if as_json:
         write_json({"removed": _bucket_name(name)})
 
@@ -98,10 +103,14 @@ def _shown(found: BucketStat) -> dict[str, object]:
     }
 
 
+def not_there(text: str) -> BucketNotFound:
+    """Return the error for a bucket that somebody wants to remove something of: nobody wants it made."""
+    bucket = parse_name(text).bucket
+    return BucketNotFound(f"bucket {shown(bucket)} does not exist; see which do with: lake bucket ls", subject=bucket)
+
+
 def _bucket_name(text: str) -> str:
     """Return the bucket of a text that may be written as `lake://NAME/`."""
-    from lakefs.names import parse_name
-
     name = parse_name(text)
     if name.key:
         raise InvalidName(f"{text!r} names an object or folder, not a bucket", subject=text)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
+from cli.objects.patterns import STATS_MAX, expand, is_meant, matches
 from cli.objects.streams_as_targets import is_stdout, is_stream, open_stream
+from cli.terminal.completing import complete_files, complete_names
 from cli.terminal.output import json_option
 from cli.terminal.streams import stdout_descriptor
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
 from lakefs.errors import InvalidArgument, InvalidName, IsAFolder, KeyNotFound, LakeError, LocalFileError
+from lakefs.names import parse_name
 
 if TYPE_CHECKING:
     from cli.objects.transfer import Account
@@ -29,74 +32,128 @@ ALL = 1 << 62
 
 
 @click.command()
-@click.argument("name", metavar="BUCKET/KEY")
-@click.argument("target", metavar="DST")
+@click.argument("name", metavar="BUCKET/KEY", shell_complete=complete_names)
+@click.argument("target", metavar="DST", shell_complete=complete_files)
 @click.option("-r", "--recursive", is_flag=True, help="A folder: what is under KEY/ lands in the folder DST.")
 @click.option("--follow", is_flag=True, help="Write through symbolic links to folders inside DST.")
 @click.option("-n", "--no-clobber", is_flag=True, help="Leave files that exist; without -r fail.")
+@click.option("-f", "--force", is_flag=True, help="With -r: replace also files that were changed after the object.")
 @click.option("-q", "--quiet", is_flag=True, help="No bar, no summary.")
 @json_option
 @engine_options
 @pass_target
 def get(
-    where: Target, name: str, target: str, recursive: bool, follow: bool, no_clobber: bool, quiet: bool, as_json: bool
+    where: Target,
+    name: str,
+    target: str,
+    recursive: bool,
+    follow: bool,
+    no_clobber: bool,
+    force: bool,
+    quiet: bool,
+    as_json: bool,
 ) -> int:
     """Fetch an object into a file, checked.  A DST of - is stdout; in an existing folder it keeps its name.
 
     A DST that is a named pipe, a device or a descriptor (/dev/stdout, /dev/fd/N) gets the content and nothing else.
 
     A file is replaced when it is complete; mode and modification time are those that were stored.  A get that was
-    killed continues where it stopped, from a hidden file that it left beside the target.  With -r, files that have
-    the right content already are left alone; what is not fetched is reported, and fails the command.  A name that no
-    path can say (S3 clients may make a//b or a/../b) is skipped and reported; the exit code is then 1.
+    killed continues where it stopped, from a hidden file that it left beside the target.
+
+    With -r, files that have the right content already are left alone, and folders get their modes too.  A file here
+    that was changed after the object, and differs, is not replaced, unless --force is given; nor can a name be fetched
+    that no path can say (S3 clients may make a//b or a/../b).  Both are reported; the exit code is then 1.
 
     A DST that is a symbolic link is followed.  Inside DST none is: a file takes the place of a link of its name, and
     what belongs below a link to a folder is not fetched, unless --follow is given.
+
+    The name may be a pattern, in quotes: *, ?, [a-z], and ** for any folders; a name that exists as written wins.
+    What it matches goes into the folder DST, which is made.
     """
     from cli.objects.transfer import Account
-    from lakefs.names import parse_name
     from lakefs.trees.get_file import GetOptions
 
     to_stdout = target == "-" or (not recursive and is_stdout(target))
     if to_stdout and (as_json or recursive):
         raise InvalidArgument(f"stdout takes the content of one object: {target} goes with neither --json nor -r")
-    source = parse_name(name)
     with where.open() as lake:
+        places = _places(lake, name, target)
         if to_stdout:
-            _print(lake, name, 0, ALL, _writer(stdout_descriptor(), "stdout"))
+            for found, _ in places:
+                _print(lake, found, 0, ALL, _writer(stdout_descriptor(), "stdout"))
             return 0
-        total_bytes = _total_bytes(lake, source, recursive) if sys.stderr.isatty() else None
+        total_bytes = _total_bytes(lake, [found for found, _ in places], recursive) if sys.stderr.isatty() else None
         with Account("get", total_bytes, as_json=as_json, quiet=quiet) as account:
-            if recursive:
-                options = GetOptions(replace=not no_clobber, follow=follow)
-                _get_folder(lake, where, source, target, options, account)
-            else:
-                _get_file(lake, name, target, not no_clobber, account)
+            for found, place in places:
+                if recursive:
+                    options = GetOptions(replace=not no_clobber, follow=follow, keep_newer=not force)
+                    _get_folder(lake, where, parse_name(found), place, options, account)
+                else:
+                    _get_file(lake, found, place, not no_clobber, account)
         return account.finish()
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names)
 @click.option("--offset", type=click.IntRange(0), default=0, help="First byte of each.")
 @click.option("--length", type=click.IntRange(0), default=ALL, show_default="to the end", help="Bytes of each.")
 @engine_options
 @pass_target
 def cat(where: Target, names: tuple[str, ...], offset: int, length: int) -> None:
-    """Write objects to stdout, one behind the other, checked."""
+    """Write objects to stdout, one behind the other, checked.
+
+    A NAME may be a pattern, in quotes: *, ?, [a-z], and ** for any folders.  A name that exists as written wins.
+    """
     write = _writer(stdout_descriptor(), "stdout")
     with where.open() as lake:
-        for name in names:
+        for name in expand(lake, names):
             _print(lake, name, offset, length, write)
 
 
-def _total_bytes(lake: Lake, source: Name, recursive: bool) -> int | None:
+def get_version(lake: Lake, text: str, target: str, version: str) -> None:
+    """Write a version of an object to the file `target`, or to stdout, checked."""
+    from lakefs.trees.get_file import GetOptions, get_to_file
+    from lakefs.trees.walk import Observer
+
+    source, driver = _object_name(lake, text), driver_of(lake)
+    if target == "-" or is_stdout(target):
+        driver.run(_stream(lake, source, 0, ALL, _writer(stdout_descriptor(), "stdout"), version))
+        return
+    if os.path.isdir(target):
+        target = os.path.join(target, source.key.rpartition("/")[2])
+    path = os.path.realpath(target)
+    driver.run(get_to_file(driver.steps, source, path, GetOptions(compare=False), Observer(), version))
+
+
+def _places(lake: Lake, text: str, target: str) -> list[tuple[str, str]]:
+    """Return what to get, each with its place: what a pattern matches goes into the folder, under its last name."""
+    from lakefs.trees.get_tree import make_local_folder
+
+    if not is_meant(lake, text):
+        return [(text, target)]
+    found = matches(lake, text)
+    if target == "-" or (len(found) == 1 and not found[0].is_folder and not target.endswith("/")):
+        return [(str(name), target) for name in found]
+    places: dict[str, str] = {}
+    for name in found:
+        place = os.path.join(target, name.key.rstrip("/").rpartition("/")[2] or name.bucket)
+        if place in places:
+            raise InvalidArgument(f"{places[place]} and {name} would both become {place}; get one by itself")
+        places[place] = str(name)
+    make_local_folder(target)
+    return [(name, place) for place, name in places.items()]
+
+
+def _total_bytes(lake: Lake, texts: Sequence[str], recursive: bool) -> int | None:
     """Return the bytes that a get will fetch, for the bar; None if the get will raise the error itself."""
+    sources = [parse_name(text) for text in texts]
     if not recursive:
         driver = driver_of(lake)
-        found = driver.run(driver.steps.stat_many([source]))[0]
-        return None if isinstance(found, LakeError) else found.size_bytes
-    folder = str(source) if source.is_folder else f"{source}/"
-    return sum(entry.size_bytes for entry in lake.ls(folder))
+        stats = driver.run(driver.steps.stat_many(sources[:STATS_MAX]))
+        found = [stat.size_bytes for stat in stats if not isinstance(stat, LakeError)]
+        return sum(found) if len(found) == len(sources) else None
+    folders = [str(source) if source.is_folder else f"{source}/" for source in sources]
+    return sum(entry.size_bytes for folder in folders for entry in lake.ls(folder))
 
 
 def _get_folder(lake: Lake, where: Target, source: Name, target: str, options: GetOptions, account: Account) -> None:
@@ -149,8 +206,6 @@ def _last_name(lake: Lake, source: Name, text: str) -> str:
 
 def _object_name(lake: Lake, text: str) -> Name:
     """Return the name of an object.  Raises IsAFolder for a bucket, BucketNotFound."""
-    from lakefs.names import parse_name
-
     name = parse_name(text)
     if not name.key:
         lake.bucket(name.bucket)
@@ -204,12 +259,14 @@ def _print(lake: Lake, text: str, offset: int, length: int, write: Callable[[byt
         driver_of(lake).run(_stream(lake, name, offset, length, write))
 
 
-def _stream(lake: Lake, source: Name, offset: int, length: int, write: Callable[[bytes], None]) -> Steps[int]:
+def _stream(
+    lake: Lake, source: Name, offset: int, length: int, write: Callable[[bytes], None], version: str = ""
+) -> Steps[int]:
     from lakefs.get.objects import close_object, open_object
     from lakefs.trees.get_file import stream_range
 
     access = driver_of(lake).steps.access(None)
-    opened = yield from open_object(access, source)
+    opened = yield from open_object(access, source, version=version)
     try:
         return (yield from stream_range(access, opened, offset, length, write))
     finally:

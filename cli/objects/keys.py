@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.terminal.output import iso_time, json_option, write_json, write_line
+from cli.terminal.completing import complete_access_keys, complete_buckets
+from cli.terminal.output import escaped, iso_time, json_option, notice, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 
 if TYPE_CHECKING:
@@ -20,7 +21,14 @@ def key() -> None:
 
 
 @key.command()
-@click.option("--bucket", "buckets", multiple=True, metavar="NAME", help="Only for this bucket; may be repeated.")
+@click.option(
+    "--bucket",
+    "buckets",
+    multiple=True,
+    metavar="NAME",
+    help="Only for this bucket; may be repeated.",
+    shell_complete=complete_buckets,
+)
 @click.option("--read-only", is_flag=True, help="Only for reading and listing.")
 @json_option
 @engine_options
@@ -32,6 +40,10 @@ def create(where: Target, buckets: tuple[str, ...], read_only: bool, as_json: bo
     """
     with where.open(create=True) as lake:
         made = lake.create_access_key(buckets=buckets, read_only=read_only)
+        missing = [name for name in buckets if not lake.exists(name)]
+    for name in missing:
+        bucket = escaped(name)
+        notice(f"lake: bucket {bucket} does not exist yet; until it does, the key opens nothing there: lake bucket ls")
     if as_json:
         write_json({"access_key": made.access_key, "secret_key": made.secret_key} | _limits(made))
         return
@@ -56,7 +68,7 @@ def list_(where: Target, as_json: bool) -> None:
 
 
 @key.command()
-@click.argument("access_key")
+@click.argument("access_key", shell_complete=complete_access_keys)
 @json_option
 @engine_options
 @pass_target

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.objects.patterns import STATS_MAX, expand, folder_of, is_meant, is_pattern, matches
+from cli.terminal.completing import complete_names
 from cli.terminal.output import JsonList, human_bytes, iso_time, json_option, shown, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
@@ -22,7 +24,7 @@ KINDS = {1: "folder", 2: "object", 3: "symlink"}
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_names)
 @click.option("-l", "--long", "long_format", is_flag=True, help="With size, time and mode.")
 @click.option("-r", "--recursive", is_flag=True, help="All keys below, not only the next level.")
 @json_option
@@ -31,30 +33,37 @@ KINDS = {1: "folder", 2: "object", 3: "symlink"}
 def ls(where: Target, name: str | None, long_format: bool, recursive: bool, as_json: bool) -> None:
     """List buckets, or what is in a bucket or folder.  Folders end in /.
 
-    The name of an object lists that object.
+    The name of an object lists that object.  NAME may be a pattern, in quotes: *, ?, [a-z], and ** for any folders; a
+    name that exists as written wins.  It lists what it matches, and not what is in folders.
     """
     with where.open() as lake:
         if name is None:
             _list_buckets(lake, long_format, as_json)
             return
-        entries = _entries(lake, name, recursive)
+        entries = _matched(lake, name) if is_meant(lake, name) else _entries(lake, name, recursive)
         if as_json:
             document = JsonList("entries")
             for key, _, entry in entries:
-                document.add(_entry_document(key, entry))
+                document.add(entry_document(key, entry))
             document.end({})
             return
         for _, text, entry in entries:
-            write_line(_long_line(text, entry) if long_format else shown(text))
+            write_line(long_line(text, entry) if long_format else shown(text))
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names)
 @json_option
 @engine_options
 @pass_target
 def stat(where: Target, names: tuple[str, ...], as_json: bool) -> None:
-    """Show the metadata of objects, folders and buckets."""
+    """Show the metadata of objects, folders and buckets.
+
+    A NAME may be a pattern, in quotes: *, ?, [a-z], and ** for any folders.  A name that exists as written wins.
+    """
+    if any(map(is_pattern, names)):
+        with where.open() as lake:
+            names = tuple(expand(lake, names))
     documents = [_stat_document(found) for found in _stats(where, names)]
     if as_json:
         write_json(documents[0] if len(documents) == 1 else documents)
@@ -68,7 +77,7 @@ def stat(where: Target, names: tuple[str, ...], as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME...]")
+@click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=complete_names)
 @click.option("-b", "--bytes", "exact", is_flag=True, help="Sizes in bytes.")
 @click.option("-d", "--depth", type=click.IntRange(0), default=0, help="Also folders so many levels below.")
 @json_option
@@ -78,9 +87,11 @@ def du(where: Target, names: tuple[str, ...], exact: bool, depth: int, as_json: 
     """Sum sizes and count objects, of buckets, folders, or objects; of all buckets without a name.
 
     Sizes are those of the objects; content that is stored once and named often counts each time.
+
+    A NAME may be a pattern, in quotes: *, ?, [a-z], and ** for any folders.  A name that exists as written wins.
     """
     with where.open() as lake:
-        wanted = names or tuple(bucket.name for bucket in lake.buckets())
+        wanted = tuple(expand(lake, names)) or tuple(bucket.name for bucket in lake.buckets())
         rows = [row for name in wanted for row in _usage(lake, name, depth)]
     if as_json:
         write_json({"usage": [{"name": name, "size_bytes": size, "objects": count} for name, size, count in rows]})
@@ -99,22 +110,44 @@ def _list_buckets(lake: Lake, long_format: bool, as_json: bool) -> None:
         write_line(f"{iso_time(bucket.created_ns):>20}  {bucket.name}" if long_format else bucket.name)
 
 
-def _entries(lake: Lake, name: str, recursive: bool) -> Iterator[tuple[str, str, ListEntry]]:
+def entries_below(lake: Lake, name: str, *, folders: bool) -> Iterator[tuple[str, str, ListEntry]]:
+    """Yield (key, key below the name, entry) of the object of that name, then of all that is below its folder.
+
+    KeyNotFound, BucketNotFound.  `folders`: of bare folders too.
+    """
+    return _entries(lake, name, recursive=True, folders=folders)
+
+
+def _entries(lake: Lake, name: str, recursive: bool, *, folders: bool = False) -> Iterator[tuple[str, str, ListEntry]]:
     """Yield (key, text to show, entry): the object of that name, then the contents of the folder of that name."""
     from lakefs.names import parse_name
 
     wanted = parse_name(name)
     for found in _stat_either(lake, name):
         if found.kind == 1:
-            yield from _in_folder(lake, wanted, recursive)
+            yield from _in_folder(lake, wanted, recursive, folders=folders)
         else:
             yield wanted.key, wanted.key.rpartition("/")[2], _entry_of(found)
 
 
-def _in_folder(lake: Lake, wanted: Name, recursive: bool) -> Iterator[tuple[str, str, ListEntry]]:
+def _matched(lake: Lake, pattern: str) -> Iterator[tuple[str, str, ListEntry]]:
+    """Yield what a pattern matches, shown below the folder that it begins with."""
+    found = matches(lake, pattern)
+    common = folder_of(pattern)
+    driver = driver_of(lake)
+    for start in range(0, len(found), STATS_MAX):
+        batch = found[start : start + STATS_MAX]
+        for name, stat_ in zip(batch, driver.run(driver.steps.stat_many(batch)), strict=True):
+            if not isinstance(stat_, LakeError):  # else it was removed since
+                yield name.key, str(name).removeprefix(common), _entry_of(stat_)
+
+
+def _in_folder(
+    lake: Lake, wanted: Name, recursive: bool, *, folders: bool = False
+) -> Iterator[tuple[str, str, ListEntry]]:
     prefix = wanted.key if wanted.is_folder else wanted.key + "/"
     delimiter = "" if recursive else "/"
-    for entry in lake.ls(f"{wanted.bucket}/{prefix}", delimiter=delimiter, folders=not recursive):
+    for entry in lake.ls(f"{wanted.bucket}/{prefix}", delimiter=delimiter, folders=folders or not recursive):
         if entry.key != prefix:
             yield entry.key, entry.key[len(prefix) :], entry
 
@@ -185,14 +218,16 @@ def _usage(lake: Lake, name: str, depth: int) -> list[tuple[str, int, int]]:
     return [*below, (name, own[0], own[1])]
 
 
-def _long_line(text: str, entry: ListEntry) -> str:
+def long_line(text: str, entry: ListEntry) -> str:
+    """Return mode, size, time and name, as `ls -l` shows them."""
     if entry.is_prefix or text.endswith("/"):
         return f"{'-':>10} {'-':>15} {'-':>20}  {shown(text)}"
     mode = stat_module.filemode(stat_module.S_IFREG | entry.mode)
     return f"{mode:>10} {entry.size_bytes:>15} {iso_time(entry.mtime_ns):>20}  {shown(text)}"
 
 
-def _entry_document(key: str, entry: ListEntry) -> dict[str, Any]:
+def entry_document(key: str, entry: ListEntry) -> dict[str, Any]:
+    """Return an entry of a listing as one JSON object."""
     if entry.is_prefix:
         return {"key": key, "kind": "folder"}
     return {

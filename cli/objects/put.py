@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.terminal.completing import complete_names, complete_sources
 from cli.terminal.output import json_option
 from cli.terminal.streams import stdin_content
 from cli.terminal.target import Target, engine_options, pass_target
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("sources", nargs=-1, required=True, metavar="SRC...")
-@click.argument("target", metavar="BUCKET/KEY")
+@click.argument("sources", nargs=-1, required=True, metavar="SRC...", shell_complete=complete_sources)
+@click.argument("target", metavar="BUCKET/KEY", shell_complete=complete_names)
 @click.option("-r", "--recursive", is_flag=True, help="Folders too; what a folder holds lands under KEY/.")
 @click.option("--follow", is_flag=True, help="Follow symbolic links inside folders instead of skipping them.")
 @click.option("--no-create", is_flag=True, help="Fail when the bucket does not exist, instead of making it.")
@@ -102,7 +103,7 @@ def _put_files(
     from lakefs.trees.put_tree import put_tree
     from lakefs.trees.walk import Walk, WalkOptions
 
-    walk_options = WalkOptions(follow, refused)
+    walk_options = WalkOptions(follow, folders=True, refused=refused)
     walks = [Walk(source, name.key, walk_options) for source, name in places]
     driver = driver_of(lake)
     driver.run(put_tree(driver.steps, walks, places[0][1].bucket, options, account.observer))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.terminal.completing import complete_spaces
 from cli.terminal.output import escaped, human_bytes, iso_time, json_option, notice, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 
@@ -30,13 +31,15 @@ def list_(where: Target, as_json: bool) -> None:
     if as_json:
         write_json({"spaces": [_members(space) for space in spaces]})
         return
+    if spaces:
+        write_line(f"{'VALUES':>12}  {'SIZE':>10}  {'QUOTA':>10}  SPACE")
     for space in spaces:
         quota = human_bytes(space.quota_bytes) if space.quota_bytes else "no quota"
         write_line(f"{space.entries:>12}  {human_bytes(space.value_bytes):>10}  {quota:>10}  {escaped(space.name)}")
 
 
 @kv.command()
-@click.argument("space")
+@click.argument("space", shell_complete=complete_spaces)
 @json_option
 @engine_options
 @pass_target
@@ -51,7 +54,7 @@ def stat(where: Target, space: str, as_json: bool) -> None:
 
 
 @kv.command("set")
-@click.argument("space")
+@click.argument("space", shell_complete=complete_spaces)
 @click.option("--quota", metavar="SIZE", help="Most bytes of its values, as 200G; 0: no quota.")
 @click.option("--ttl", metavar="TIME", help="Time that values stored from now on last, as 7d; 0: for ever.")
 @json_option
@@ -73,7 +76,7 @@ def set_(where: Target, space: str, quota: str | None, ttl: str | None, as_json:
 
 
 @kv.command()
-@click.argument("space")
+@click.argument("space", shell_complete=complete_spaces)
 @json_option
 @engine_options
 @pass_target

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from cli.terminal.output import JsonList, escaped, human_bytes, notice, write_line
+from cli.terminal.output import JsonList, escaped, human_bytes, notice
 from lakefs.trees.walk import Fate, FileOutcome, Observer, Totals
 
 if TYPE_CHECKING:
@@ -56,14 +56,16 @@ class Account:
         if self._document is not None:
             made = {"made_bucket": self._made_bucket} if self._made_bucket else {}
             self._document.end({"totals": self._totals_document(), "complete": error is None, **made})
-        elif error is None and not self._quiet:
-            write_line(self.summary())
+        elif error is None and not self._quiet and not self._only_failed():
+            notice(self.summary())
 
     def note(self, outcome: FileOutcome) -> None:
         """Count and report the outcome of one file."""
         self.totals.count(outcome)
         if self._document is not None:
             self._document.add(_document(outcome))
+        if outcome.is_there:
+            return  # the summary counts them: it was asked for, and they may be many
         if outcome.fate is Fate.SKIPPED:
             self._notice(f"lake: skipped {escaped(outcome.path or outcome.name)}: {outcome.notice}")
         elif outcome.error is not None and self._document is None and self.totals.files[Fate.FAILED] > 1:
@@ -77,6 +79,11 @@ class Account:
         if self._bar is not None and self._task is not None:
             there = f"{human_bytes(self._present_bytes)} there" if self._present_bytes else ""
             self._bar.update(self._task, advance=done_bytes, there=there)
+
+    def _only_failed(self) -> bool:
+        """Return True if no file came to anything but an error, which says all."""
+        failed = self.totals.files[Fate.FAILED]
+        return failed > 0 and failed == sum(self.totals.files.values())
 
     def note_made_bucket(self, bucket: str) -> None:
         """Report that the transfer made a bucket: the name may have been a mistake."""
@@ -92,7 +99,10 @@ class Account:
 
     def summary(self) -> str:
         """Return the summary: `3 files, 1.5 GiB: 2 stored, 1 unchanged; 1.0 GiB new; 2.1 s, 730.0 MiB/s`."""
-        fates = [f"{count} {fate.value}" for fate, count in self.totals.files.items() if count]
+        counts = {fate.value: count for fate, count in self.totals.files.items()}
+        counts[Fate.SKIPPED] -= self.totals.there
+        counts["there already"] = self.totals.there
+        fates = [f"{count} {fate}" for fate, count in counts.items() if count]
         count = sum(self.totals.files.values())
         files = "1 file" if count == 1 else f"{count} files"
         new = human_bytes(self.totals.new_bytes)

@@ -45,6 +45,7 @@ PYTHON_PACKAGES = (
     "awscrt", "blake3", "click", "crc32c", "h11", "httptools", "isal", "lmdb", "msgspec",
     "prometheus-client", "pyfuse3", "rich", "sortedcontainers", "structlog", "trio",
 )  # fmt: skip
+SPARED_PACKAGES = ("pyfuse3",)
 NEEDED_MODULES = ("engine.format._granules", "engine.tables._frequency", "lakefs.shared_index._table")
 """Native modules without a substitute: `engine` refuses to be imported without them."""
 SPARED_MODULES = {
@@ -148,7 +149,9 @@ def _python_packages() -> Iterator[Finding]:
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
-            yield Finding("fail", "packages", f"{package} is not installed; run: make setup")
+            effect = ", so there is no lake mount" if package in SPARED_PACKAGES else ""
+            verdict = "warn" if effect else "fail"
+            yield Finding(verdict, "packages", f"{package} is not installed{effect}; run: make setup")
     yield Finding("ok", "packages", ", ".join(found))
 
 

@@ -37,7 +37,7 @@ from lakefs.content.verify import Check
 from lakefs.errors import LakeError
 from lakefs.ports import Disk
 from lakefs.transport.streams import PortUse
-from lakefs.version import VERSION
+from lakefs.version import VERSION, commit
 from lakefs.wire.engine_port import EngineClient
 from lakefs.wire.messages import AccessKeyCreate, AccessKeyList, AccessKeyRemove, AccessKeys
 
@@ -75,7 +75,7 @@ async def serve_admin_port(
     if address is None:
         task_status.started(None)
         return
-    registry = new_registry(VERSION, _readings(engine), engine.collectors)
+    registry = new_registry((VERSION, commit()), _readings(engine), engine.collectors)
     async with trio.open_nursery() as nursery:
         serving = partial(serve_admin_at, address, ready=engine.not_ready, registry=registry)
         task_status.started(f"admin   {await nursery.start(serving)}")

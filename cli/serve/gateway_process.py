@@ -34,7 +34,7 @@ from lakefs.config.settings import Address, Config
 from lakefs.content.verify import Check
 from lakefs.host.offload import ThreadOffload
 from lakefs.transport.streams import PortUse
-from lakefs.version import VERSION
+from lakefs.version import VERSION, commit
 
 DRAIN_TIMEOUT_S: Final = 60.0
 """Most time for answers under way when the process stops; the systemd unit waits longer."""
@@ -116,7 +116,7 @@ async def start_admin(
     if address is None:
         return
     ready = Reading("lake_ready", "1 when S3 is served from the engine", lambda: not_ready() is None)
-    registry = new_registry(VERSION, [ready, *more], [TrafficCollector(counts)])
+    registry = new_registry((VERSION, commit()), [ready, *more], [TrafficCollector(counts)])
     serving = partial(serve_admin_at, address, ready=not_ready, registry=registry)
     printer(f"admin   {await nursery.start(serving)}")
 

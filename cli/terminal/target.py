@@ -56,8 +56,11 @@ class Target:
 
         return connect(self.address(), token=self.token())
 
-    def ask(self, request: Request) -> Reply:
-        """Send one request and return its reply, without loading the modules of transfers.  Raises as `open`."""
+    def ask(self, request: Request, *, timeout_s: float | None = None) -> Reply:
+        """Send one request and return its reply, without loading the modules of transfers.  Raises as `open`.
+
+        `timeout_s`: how long an engine may be silent, instead of what is configured.
+        """
         if self.data is not None:
             from lakefs.client.facade import driver_of
             from lakefs.steps.steps import send
@@ -68,7 +71,7 @@ class Target:
         from lakefs.client.blocking.engine import connect_blocking
 
         address, token = resolve(self.address(), self.token())
-        with connect_blocking(address, token=token, timeout_s=silence_limit(None)) as engine:
+        with connect_blocking(address, token=token, timeout_s=silence_limit(timeout_s)) as engine:
             return engine.call(request)
 
     def address(self) -> str:

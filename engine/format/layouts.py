@@ -302,11 +302,10 @@ class Attributes(msgspec.Struct, frozen=True, omit_defaults=True):
     """Fields of a node beyond its head, with their names in the record; absent from it when all are defaults.
 
     `chunk_count` is the number of data chunks of a blob with a manifest; 0 for a blob of one chunk.  `atime_ns` is the
-    access time that somebody set, None when nobody did, or when it is the modification time.
-    `upload` is the multipart upload that the node came from.
-    `tags` are texts under texts, beside the metadata.
-    `version` is the number of the version that the node is, of a version `null` with a minus; 0 for one that was made
-    where no versions were kept.
+    access time that somebody set, None when nobody did, or when it is the modification time.  `upload` is the multipart
+    upload that the node came from; `tags` are texts under texts, beside the metadata.  `version` is the number of the
+    version that the node is, of a version `null` with a minus; 0 for one that was made where no versions were kept.
+    `bound_ns` is the time at which the key was bound to the content, None if that is the modification time.
     """
 
     etag: bytes = msgspec.field(default=b"", name="e")
@@ -321,6 +320,7 @@ class Attributes(msgspec.Struct, frozen=True, omit_defaults=True):
     upload: bytes = msgspec.field(default=b"", name="u")
     tags: dict[str, str] = msgspec.field(default_factory=dict, name="g")
     version: int = msgspec.field(default=0, name="v")
+    bound_ns: int | None = msgspec.field(default=None, name="b")
 
 
 NO_ATTRIBUTES: Final = Attributes()

@@ -82,6 +82,8 @@ from lakefs.wire.engine_port import Body, Reply, ServedClient, never, nothing
 
 _OFFERED: Final = m.FEATURE_EACH | m.FEATURE_SOURCES | m.FEATURE_LENT_MEMORY | m.FEATURE_KEY_HOMES
 """Features of a head by itself, beside those of its DRAM tier."""
+_OF_NAMES: Final = m.FEATURE_PLACES | m.FEATURE_WATCH_ALL | m.FEATURE_EXCHANGE
+"""Features of the names that a head passes on."""
 NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
     # memory of an engine: pins, the keyed index
     m.PinChunks,
@@ -130,6 +132,7 @@ PASSED_ON: Final[tuple[type[m.Request], ...]] = (
     m.ListVersions,
     m.DeleteNames,
     m.Rename,
+    m.Exchange,
     m.MakeFolder,
     m.RemoveFolder,
     m.MakeSymlink,
@@ -329,7 +332,7 @@ class HeadAbout:
             names = (await client.first.connection()).hello
         else:
             names = self._greeting = await client.shards.greeting(self._greeting)
-        features = (names.features & (m.FEATURE_PLACES | m.FEATURE_WATCH_ALL)) | _OFFERED | self._parts.tier.features
+        features = (names.features & _OF_NAMES) | _OFFERED | self._parts.tier.features
         features |= m.FEATURE_FABRIC if self._parts.fabric.is_on else 0
         if self._parts.stamps is not None and names.features & m.FEATURE_TURNS:
             features |= m.FEATURE_STAMPS

@@ -106,7 +106,7 @@ class HeadCopies:
 def copied_attributes(stat: m.ObjectStat, request: m.Copy) -> m.ObjectAttributes:
     """Return the attributes of a copy: those given, or the source's; its tags, and values computed from its content.
 
-    The times are those given, or that of the copy.
+    The times are those given; else a modification time that somebody has set stays, and any other is that of the copy.
     """
     given = request.attributes
     shown_by = stat if given is None else given
@@ -115,7 +115,7 @@ def copied_attributes(stat: m.ObjectStat, request: m.Copy) -> m.ObjectAttributes
         mode=shown_by.mode,
         uid=shown_by.uid,
         gid=shown_by.gid,
-        mtime_ns=0 if given is None else given.mtime_ns,
+        mtime_ns=given.mtime_ns if given is not None else stat.mtime_ns if stat.bound_ns else 0,
         content_type=shown_by.content_type,
         user_metadata=shown_by.user_metadata,
         headers=shown_by.headers,

@@ -33,12 +33,14 @@ from functools import partial
 from typing import Final
 
 import msgspec
+import outcome
 import structlog
 import trio
 
 from engine.format.group_parts import FIRST_SHARD
 from engine.head.names_link import ConnectNames, NamesConnection, NamesLink
 from engine.host.tasks import cancel_after, plain_errors
+from engine.members.member_link import BeginningClient
 from engine.memory.sealed_memory import SealedMemory
 from lakefs.errors import EngineBusy, LakeError, SessionLost, UnsupportedVersion
 from lakefs.ids import NamesShard
@@ -46,6 +48,7 @@ from lakefs.limits import AWAY_PAUSE_S_MIN, STAMP_COUNT
 from lakefs.stamps import stamps as shared_stamps
 from lakefs.stamps.stamps import StampMemory, memory_bytes
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient, Reply, nothing
 
 _BASE_BITS: Final = 40
 """Turns of one record before a base would be reached: a trillion."""
@@ -138,14 +141,8 @@ class HeadStamps:
         try:
             opened = (await client.call(m.OpenTurns(followed.base))).message
             assert isinstance(opened, m.TurnsOpened), "the answer to OpenTurns"
-            said = wait_ns = 0  # the first right is given at once
-            while True:
-                sent_ns = self._now_ns()
-                made = (await client.call(m.FollowTurns(said, wait_ns))).message
-                assert isinstance(made, m.TurnsFollowed), "the answer to FollowTurns"
-                said, wait_ns = self.make(made, sent_ns, shard, opened.turns), _WAIT_NS
-                if made.over:
-                    break
+            make = partial(self.make, shard=shard, turns=opened.turns)
+            await _Asking(client, self._now_ns, make).run()
         finally:
             self.withdraw(shard)
         await client.call(m.CloseTurns())
@@ -237,6 +234,71 @@ class HeadStamps:
             self._stamps.raise_to(stamps)
         else:
             self._stamps.raise_part(followed.part, stamps)
+
+
+class _Asking:
+    """The requests for turns over one connection, each sent behind what the answer to the one before made.
+
+    Where the connection can, that is in the step in which an answer arrives: a change waits for it.
+    """
+
+    def __init__(
+        self, client: EngineClient, now_ns: Callable[[], int], make: Callable[[m.TurnsFollowed, int], int]
+    ) -> None:
+        """`make` is called with an answer and the moment of its request; returns what may be said then."""
+        self._client = client
+        self._now_ns = now_ns
+        self._make = make
+        self._give_up: Callable[[], None] = nothing
+        self._ended = trio.Event()
+        self._error: LakeError | None = None
+
+    async def run(self) -> None:
+        """Ask until the names give no rights any more, or the connection takes no request.  Errors of the requests."""
+        if not isinstance(self._client, BeginningClient):
+            await self._call()
+            return
+        self._begin(self._client, 0, 0)
+        try:
+            await self._ended.wait()
+        finally:
+            self._give_up()
+        if self._error is not None:
+            raise self._error
+
+    def _begin(self, client: BeginningClient, said: int, wait_ns: int) -> None:
+        answered = partial(self._answered, client, self._now_ns())
+        give_up = client.begin(m.FollowTurns(said, wait_ns), (), answered)
+        if give_up is None:
+            self._ended.set()
+        else:
+            self._give_up = give_up
+
+    def _answered(self, client: BeginningClient, sent_ns: int, result: outcome.Outcome[Reply]) -> None:
+        self._give_up = nothing
+        if isinstance(result, outcome.Error):
+            assert isinstance(result.error, LakeError), "connections answer with replies or LakeErrors"
+            self._error = result.error
+            self._ended.set()
+            return
+        assert isinstance(result, outcome.Value), "there is nothing else"
+        made = result.value.message
+        assert isinstance(made, m.TurnsFollowed), "the answer to FollowTurns"
+        said = self._make(made, sent_ns)
+        if made.over:
+            self._ended.set()
+        else:
+            self._begin(client, said, _WAIT_NS)
+
+    async def _call(self) -> None:
+        said = wait_ns = 0  # the first right is given at once
+        while True:
+            sent_ns = self._now_ns()
+            made = (await self._client.call(m.FollowTurns(said, wait_ns))).message
+            assert isinstance(made, m.TurnsFollowed), "the answer to FollowTurns"
+            said, wait_ns = self._make(made, sent_ns), _WAIT_NS
+            if made.over:
+                return
 
 
 def _stamps_of(message: m.NameResults | m.OpenResults) -> Iterator[bytes]:

@@ -32,7 +32,7 @@ Result = m.NameResult | m.OpenResult
 BUCKET_OF: Final[dict[type[m.Request], Callable[[Any], str]]] = {
     **dict.fromkeys(
         (
-            *(m.ListNames, m.ListVersions, m.MakeFolder, m.MakeSymlink, m.RemoveFolder, m.SetAttributes),
+            *(m.ListNames, m.ListVersions, m.MakeFolder, m.MakeSymlink, m.RemoveFolder, m.SetAttributes, m.Exchange),
             *(m.UploadCreate, m.UploadList, m.UploadAbort, m.UploadParts),
         ),
         attrgetter("bucket"),

@@ -2,7 +2,8 @@
 
     stamps_of    in the step in which an answer for a head's client is read: its set, noted as sent to that head
     turn         in the step in which a decision becomes visible: turns its stamps, and queues what heads were sent
-    follow       --  a head asks: it has made these turns; it is sent the next ones, and a right
+    follow       a head asks: it has made these turns; it is sent the next ones, and a right, now or in a later step
+    run          --  send each head its turns, or a right alone when it has waited long enough
     wait_settled --  a turn is made by all heads that have a right, or their rights have run out
 
 A head repeats these counters in memory of its own, and its clients use them while its right lasts.  The model of this
@@ -13,10 +14,12 @@ Rules kept here:
 - A group is durable, and a visible answer leaves, only when the turns before it are settled.  So no change, and no
   reading of it, is answered while a head may repeat what was before.
 - A right passes to the head in one answer with the turns before it, and the head makes these first.
+- Turns are sent behind the step that made them, and not in it: the append of their group has begun then.
 - A right is for RIGHT_S at most, and never to the end of the leader's lease.  The head counts it from the sending of
   its request; the leader from the answer, and for longer, because clocks differ.
 - A head that leaves keeps its right until that runs out, unless it has said that it uses it no more.
-- Names that lead after others begin when all rights of those have run out (`RIGHTS_OVER_S`, `end`).
+- Names that lead after others begin when all rights of those have run out (`RIGHTS_OVER_S`, `end`).  So that the next
+  process of killed ones knows when that is, the end of a right is kept before it is given.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 import trio
@@ -63,6 +67,10 @@ class Followed(NamedTuple):
     right_s: float
 
 
+Answer = Callable[[Followed], None]
+"""Takes the answer to a head that asks; raises nothing."""
+
+
 class FollowingHead:
     """A head that follows the turns: what it was sent, and what it has made of it.  Used on the loop."""
 
@@ -73,8 +81,10 @@ class FollowingHead:
         """A bit for each slot whose present stamp it was sent."""
         self.right_until = -math.inf
         self.has_left = False
-        self.news = trio.Event()
-        """Set when there are turns to send."""
+        self.answer: Answer | None = None
+        """Takes the answer to its request, while that waits."""
+        self.ask_until = math.inf
+        """When it is answered at the latest, on trio's clock."""
         self._memory = memory
         self._queued: dict[int, None] = {}
         self._queued_first = self._queued_last = 0
@@ -89,7 +99,6 @@ class FollowingHead:
         self._queued.update(dict.fromkeys(slots))
         self._queued_first = self._queued_first or number
         self._queued_last = number
-        self.news.set()
 
     def take(self) -> bytes:
         """Return the next turns to be sent, as a set with today's values."""
@@ -100,7 +109,6 @@ class FollowingHead:
             self._sent_first = self._sent_first or self._queued_first
             self._sent_last = self._queued_last
             self._queued_first = self._queued_last = 0
-            self.news = trio.Event()
         return self._memory.pack(slots, self.base)
 
     @property
@@ -120,28 +128,48 @@ class FollowingHead:
         if number == self._sent_last:
             self._sent_first = 0
 
+    @property
+    def owed(self) -> int:
+        """The number of the first turn that the head has not said; 0: it has said all."""
+        return self._sent_first or self._queued_first
+
     def owes(self, number: int, now: float) -> bool:
         """Return True while the head may use a stamp that turned with this number, or before."""
-        first = self._sent_first or self._queued_first
-        return 0 < first <= number and now < self.right_until
+        return 0 < self.owed <= number and now < self.right_until
 
 
 class HeadTurns:
     """The counters of the names that lead, and the heads that follow them.  Used on the loop."""
 
-    def __init__(self, clock: Clock, left_s: Callable[[], float] = lambda: math.inf) -> None:
-        """`left_s` returns for how long rights may be given now: the leader's lease, less its margin."""
+    def __init__(
+        self,
+        clock: Clock,
+        left_s: Callable[[], float] = lambda: math.inf,
+        keep_end: Callable[[float], None] = lambda end: None,
+    ) -> None:
+        """`left_s` returns for how long rights may be given now: the leader's lease, less its margin.
+
+        `keep_end` is called with the end of the longest right, before it is given (`engine.store.given_rights`).
+        """
         self._clock = clock
+        self._keep_end = keep_end
+        self._last_end = -math.inf
         self.left_s = left_s
         self._memory = StampMemory(mmap.mmap(-1, memory_bytes(STAMP_COUNT)), STAMPED)
         self._heads: list[FollowingHead] = []
         self._noted: list[bytearray] = []
         """The bits of each of the heads."""
         self._settling = trio.lowlevel.ParkingLot()
+        self._sending = trio.lowlevel.ParkingLot()
+        """The task in `run`, until there is something to send."""
+        self._to_send: dict[FollowingHead, None] = {}
+        """Heads with turns that have not been sent."""
         self.last = 0
         """The number of the last turn that a head was sent, or is to be."""
         self._all_turned = 0
-        self._over = trio.Event()
+        self._is_over = False
+        self._look_at = math.inf
+        """When `run` looks at the heads again, on trio's clock."""
 
     # --- heads -------------------------------------------------------------------------------------
 
@@ -162,27 +190,56 @@ class HeadTurns:
         head.has_left = True
         if not has_right:
             head.right_until = -math.inf
+        self._answer(head)
         self._forget_gone()
         self._settling.unpark_all()
 
-    async def follow(self, head: FollowingHead, said: int, wait_s: float) -> Followed:
-        """Note what a head has made, wait for turns, and return them with a right.  InvalidArgument."""
+    def say(self, head: FollowingHead, said: int) -> None:
+        """Note the turns that a head has made.  InvalidArgument."""
+        owed = head.owed
         head.say(said)
-        self._settling.unpark_all()
-        if not head.news.is_set() and not self._over.is_set():
-            with trio.move_on_after(wait_s):
-                await self._wait_news(head)
-        stamps = head.take()
-        return Followed(head.sent, stamps, self._right_s(head))
+        if owed != head.owed and not self._is_owed(owed):
+            self._settling.unpark_all()
+
+    def follow(self, head: FollowingHead, wait_s: float, answer: Answer) -> Callable[[], None]:
+        """Let a head be sent its next turns and a right, now or when there are any, after `wait_s` at the latest.
+
+        Returns a call that gives the answer up.
+        """
+        assert head.answer is None, "a head asks once at a time"
+        head.answer, head.ask_until = answer, trio.current_time() + wait_s
+        if head.has_more or head.has_left or self._is_over or wait_s <= 0:
+            self._answer(head)
+        elif head.ask_until < self._look_at:
+            self._sending.unpark_all()
+        return partial(self._give_up, head, answer)
+
+    async def run(self) -> None:
+        """Answer the heads that ask, until cancelled."""
+        while True:
+            self._look_at = min((head.ask_until for head in self._heads), default=math.inf)
+            if not self._to_send:
+                with trio.move_on_at(self._look_at):
+                    await self._sending.park()
+            await trio.lowlevel.checkpoint()  # who appends the group, and was woken by its decision, goes first
+            for head in self._to_send:
+                self._answer(head)
+            self._to_send.clear()
+            now = trio.current_time()
+            for head in self._heads:
+                if head.ask_until <= now:
+                    self._answer(head)
 
     @property
     def is_over(self) -> bool:
         """True once no rights are given any more."""
-        return self._over.is_set()
+        return self._is_over
 
     async def end(self) -> None:
         """Give no rights from now on, and return when none is left."""
-        self._over.set()
+        self._is_over = True
+        for head in list(self._heads):
+            self._answer(head)
         while (left_s := max((head.right_until for head in self._heads), default=-math.inf) - self._now()) > 0:
             with trio.move_on_after(max(left_s, _WAIT_S_MIN)):
                 await self._settling.park()
@@ -215,29 +272,48 @@ class HeadTurns:
 
         Without a checkpoint when none may.
         """
-        while owing := [head for head in self._heads if head.owes(number, self._now())]:
-            left_s = max(head.right_until for head in owing) - self._now()
+        while self._is_owed(number):
+            now = self._now()
+            left_s = max(head.right_until for head in self._heads if head.owes(number, now)) - now
             with trio.move_on_after(max(left_s, _WAIT_S_MIN)):
                 await self._settling.park()
+
+    def _is_owed(self, number: int) -> bool:
+        """Return True while any head may use a stamp that turned with this number, or before."""
+        now = self._now()
+        return any(head.owes(number, now) for head in self._heads)
 
     def _queue(self, found: dict[int, list[int]]) -> None:
         if found:
             self.last += 1
+            self._sending.unpark_all()
         for index, slots in found.items():
-            self._heads[index].queue(slots, self.last)
+            head = self._heads[index]
+            head.queue(slots, self.last)
+            self._to_send[head] = None
+
+    def _answer(self, head: FollowingHead) -> None:
+        """Answer a head with its turns and a right, if it asks."""
+        answer = head.answer
+        if answer is not None:
+            head.answer, head.ask_until = None, math.inf
+            stamps = head.take()
+            answer(Followed(head.sent, stamps, self._right_s(head)))
+
+    def _give_up(self, head: FollowingHead, answer: Answer) -> None:
+        if head.answer is answer:
+            head.answer, head.ask_until = None, math.inf
 
     def _right_s(self, head: FollowingHead) -> float:
         """Give a head a right, behind all that was taken for it; returns its length, 0 for none."""
-        right_s = 0.0 if self._over.is_set() or head.has_more or head.has_left else min(RIGHT_S, self.left_s())
+        right_s = 0.0 if self._is_over or head.has_more or head.has_left else min(RIGHT_S, self.left_s())
         if right_s <= 0:
             return 0.0
         head.right_until = max(head.right_until, self._now() + right_s * _LONGER)
+        if head.right_until > self._last_end:
+            self._last_end = head.right_until
+            self._keep_end(self._last_end)
         return right_s
-
-    async def _wait_news(self, head: FollowingHead) -> None:
-        async with trio.open_nursery() as nursery:
-            for event in (head.news, self._over):
-                nursery.start_soon(_cancel_when, event, nursery.cancel_scope)
 
     def _forget_gone(self) -> None:
         now = self._now()
@@ -248,11 +324,6 @@ class HeadTurns:
         return self._clock.monotonic()
 
 
-async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
-    await event.wait()
-    scope.cancel()
-
-
-def open_turns(clock: Clock) -> HeadTurns | None:
+def open_turns(clock: Clock, keep_end: Callable[[float], None]) -> HeadTurns | None:
     """Return new turns; None where the native module is not built, and heads ask for each answer."""
-    return HeadTurns(clock) if shared_stamps.IS_BUILT else None
+    return HeadTurns(clock, keep_end=keep_end) if shared_stamps.IS_BUILT else None

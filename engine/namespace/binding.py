@@ -20,7 +20,7 @@ from engine.format.layouts import Node, NodeKind, Table, node_key, pack_name
 from engine.namespace.buckets import BucketRef
 from engine.namespace.conditions import check_condition
 from engine.namespace.keys import check_key
-from engine.namespace.object_stat import check_record_size, with_attributes_of
+from engine.namespace.object_stat import bound_at, bound_ns_of, check_record_size, with_attributes_of
 from engine.namespace.refusals import shown_name, subject
 from engine.namespace.tree import (
     NameEvent,
@@ -109,7 +109,11 @@ class Binder:
         if condition != NO_CONDITION:
             check_condition(txn, condition, condition_subject(txn, old, is_folder), bucket, key, place)
         if binding.keep_node:
-            _check_kept(txn, binding, old)
+            kept = _checked_kept(txn, binding, old)
+            if kept.blob == node.blob:  # the key is bound to that content already
+                node = bound_at(node, bound_ns_of(kept))
+                record = node.pack()
+                check_record_size(record)
         if binding.keep_attributes and old is not None:
             node = with_attributes_of(node, load_node(txn, old))
             record = node.pack()
@@ -173,8 +177,8 @@ def _as_version(txn: Transaction, binding: Binding, path: bytes, old: NodeId | N
     return numbered(txn, binding.bucket, node)
 
 
-def _check_kept(view: View, binding: Binding, node_id: NodeId | None) -> None:
-    """Raise PreconditionFailed unless the present node is the object whose id is `keep_node`."""
+def _checked_kept(view: View, binding: Binding, node_id: NodeId | None) -> Node:
+    """Return the present node.  Raises PreconditionFailed unless it is the object whose id is `keep_node`."""
     bucket, key = binding.bucket, binding.key
     present = None if node_id is None else Resolved(node_id, load_node(view, node_id))
     check_condition(view, Condition(node=binding.keep_node), present, bucket, key)
@@ -183,6 +187,7 @@ def _check_kept(view: View, binding: Binding, node_id: NodeId | None) -> None:
             f"{shown_name(bucket, key)} was not changed: only an object keeps its node, and it is none",
             subject=subject(bucket, key),
         )
+    return present.node
 
 
 def _record_for(node: Node, bucket: BucketRef, key: str, is_folder: bool) -> Node:

@@ -19,11 +19,19 @@ from engine.namespace.keys import check_bucket_name, name_key, range_end
 from engine.namespace.tree import NameEvent, child, has_children, new_folder
 from engine.namespace.version_keys import end_of, first_key
 from engine.tables.views import Transaction, View
-from lakefs.errors import AlreadyExists, BucketNotEmpty, BucketNotFound, IndexDamaged, InvalidArgument, StoreUnusable
+from lakefs.errors import (
+    AlreadyExists,
+    BucketNotEmpty,
+    BucketNotFound,
+    IndexDamaged,
+    InvalidArgument,
+    RequestTooLarge,
+    StoreUnusable,
+)
 from lakefs.ids import DEFAULT_DOMAIN, EMPTY_BLOB, ROOT_NODE, DomainIndex, NodeId
 from lakefs.limits import BUCKETS_MAX
 from lakefs.names import broken_rule, check_new_bucket_name, shown
-from lakefs.wire.messages import BucketStat
+from lakefs.wire.messages import BucketSet, BucketStat, CorsRule
 
 
 class BucketRef(msgspec.Struct, frozen=True):
@@ -40,8 +48,15 @@ class BucketRef(msgspec.Struct, frozen=True):
 _VERSIONING: Final = ("", "enabled", "suspended")
 """Versioning states, by the number in a bucket's record."""
 _ANONYMOUS_READ: Final = "anonymous_read"
+_TAGS: Final = "tags"
+_CORS: Final = "cors"
+"""Rules of a record's policy: tags and CORS rules are JSON.  An older release keeps the rules that it does not know."""
 _YES: Final = "yes"
+BUCKET_SETTINGS_BYTES_MAX: Final = 32 << 10
+"""Tags and CORS rules of a bucket, in its record: S3's 50 tags of ASCII take 20 KiB."""
 _RECORDS_CACHED: Final = 1024
+_CACHED_BYTES_MAX: Final = 1024
+"""Bytes of the longest record that is cached; one with tags or CORS rules may be longer."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(BucketRecord)
 
@@ -159,27 +174,50 @@ def remove_bucket(txn: Transaction, name: str) -> BucketRef:
     return bucket
 
 
-def set_bucket(txn: Transaction, name: str, anonymous_read: bool | None, versioning: str | None) -> BucketRef:
-    """Change settings of a bucket (None: keep) and return it.  Raises BucketNotFound, InvalidArgument."""
+def set_bucket(txn: Transaction, request: BucketSet) -> BucketRef:
+    """Change the settings of a bucket that are given, and return it.
+
+    Raises BucketNotFound, InvalidArgument; RequestTooLarge for tags and CORS rules that its record has no room for.
+    """
+    name, versioning = request.name, request.versioning
     bucket = find_bucket(txn, name)
     if versioning is not None and versioning not in _VERSIONING[1:]:
         raise InvalidArgument(
             f"versioning {shown(versioning)} of bucket {shown(name)} is not known; it is 'enabled' or 'suspended'",
             subject=name,
         )
-    changed = msgspec.structs.replace(
-        bucket,
-        anonymous_read=bucket.anonymous_read if anonymous_read is None else anonymous_read,
-        versioning=bucket.versioning if versioning is None else versioning,
-    )
-    if changed != bucket:
-        record = _to_record(name, _value(txn, name, bucket.node))
-        policy = {rule: value for rule, value in record.policy.items() if rule != _ANONYMOUS_READ}
-        if changed.anonymous_read:
-            policy[_ANONYMOUS_READ] = _YES
-        record = msgspec.structs.replace(record, versioning=_VERSIONING.index(changed.versioning), policy=policy)
-        txn.put(Table.BUCKETS, node_key(bucket.node), _encoder.encode(record))
-    return changed
+    before = _value(txn, name, bucket.node)
+    record = _to_record(name, before)
+    policy = _with_settings(name, record.policy, request)
+    number = record.versioning if versioning is None else _VERSIONING.index(versioning)
+    after = _encoder.encode(msgspec.structs.replace(record, versioning=number, policy=policy))
+    if after != before:
+        txn.put(Table.BUCKETS, node_key(bucket.node), after)
+    return _to_bucket_ref(name, bucket.node, after)
+
+
+def _with_settings(name: str, policy: dict[str, str], request: BucketSet) -> dict[str, str]:
+    """Return the policy of a bucket's record with what the request changes of it."""
+    changed = dict(policy)
+    if request.anonymous_read is not None:
+        changed[_ANONYMOUS_READ] = _YES if request.anonymous_read else ""
+    if request.tags is not None:
+        changed[_TAGS] = _to_json(request.tags)
+    if request.cors is not None:
+        changed[_CORS] = _to_json(request.cors)
+    setting_bytes = sum(len(changed.get(rule, "").encode()) for rule in (_TAGS, _CORS))
+    if (request.tags or request.cors) and setting_bytes > BUCKET_SETTINGS_BYTES_MAX:
+        raise RequestTooLarge(
+            f"tags and CORS rules of bucket {shown(name)} take {setting_bytes} bytes; "
+            f"the limit is {BUCKET_SETTINGS_BYTES_MAX}",
+            subject=name,
+        )
+    return {rule: value for rule, value in changed.items() if value}
+
+
+def _to_json(setting: object) -> str:
+    """Return a setting as text, "" for an empty one."""
+    return msgspec.json.encode(setting).decode() if setting else ""
 
 
 def list_buckets(view: View) -> list[BucketRef]:
@@ -191,17 +229,33 @@ def list_buckets(view: View) -> list[BucketRef]:
 
 
 def to_bucket_stat(bucket: BucketRef) -> BucketStat:
-    """The message that describes a bucket."""
+    """Return the message that describes a bucket in a list: without tags and CORS rules."""
     return BucketStat(bucket.name, bucket.created_ns, bucket.node, bucket.anonymous_read, bucket.versioning)
 
 
+def whole_bucket_stat(view: View, bucket: BucketRef) -> BucketStat:
+    """Return the message that describes a bucket with all its settings."""
+    policy = _to_record(bucket.name, _value(view, bucket.name, bucket.node)).policy
+    stat = to_bucket_stat(bucket)
+    if _TAGS not in policy and _CORS not in policy:
+        return stat
+    try:
+        tags = msgspec.json.decode(policy.get(_TAGS, "{}"), type=dict[str, str])
+        cors = msgspec.json.decode(policy.get(_CORS, "[]"), type=list[CorsRule])
+    except msgspec.MsgspecError as error:
+        raise StoreUnusable(
+            f"the settings of bucket {shown(bucket.name)} cannot be read ({error}): they are of another release",
+            subject=bucket.name,
+        ) from error
+    return msgspec.structs.replace(stat, tags=tags, cors=cors)
+
+
 def _bucket_ref(view: View, name: str, node: NodeId) -> BucketRef:
-    return _to_bucket_ref(name, node, _value(view, name, node))
+    value = _value(view, name, node)
+    return (_cached_ref if len(value) <= _CACHED_BYTES_MAX else _to_bucket_ref)(name, node, value)
 
 
-@lru_cache(maxsize=_RECORDS_CACHED)
 def _to_bucket_ref(name: str, node: NodeId, value: bytes) -> BucketRef:
-    """Decode a bucket's record.  Cached, because the same few buckets are looked up all the time."""
     record = _to_record(name, value)
     return BucketRef(
         name,
@@ -211,6 +265,10 @@ def _to_bucket_ref(name: str, node: NodeId, value: bytes) -> BucketRef:
         record.policy.get(_ANONYMOUS_READ) == _YES,
         _VERSIONING[record.versioning],
     )
+
+
+_cached_ref: Final = lru_cache(maxsize=_RECORDS_CACHED)(_to_bucket_ref)
+"""Cached, because the same few buckets are looked up all the time."""
 
 
 def _value(view: View, name: str, node: NodeId) -> bytes:

@@ -14,7 +14,7 @@ from typing import Final
 from engine.format.layouts import Table, node_key, unpack_node
 from engine.namespace.buckets import BucketRef
 from engine.namespace.keys import is_folder_step, lookup_path
-from engine.namespace.object_stat import etag_of
+from engine.namespace.object_stat import bound_ns_of, etag_of
 from engine.namespace.refusals import shown_name, subject
 from engine.namespace.tree import Place, Resolved, child, find_place
 from engine.namespace.versions import find_old
@@ -61,8 +61,8 @@ def _failed_of_node(condition: Condition, present: Resolved | None) -> str:
         return "it has other content by now"
     if condition.size_bytes not in (None, present.node.size_bytes):
         return f"its size is {present.node.size_bytes} bytes, not the expected one"
-    if condition.mtime_s not in (None, present.node.mtime_ns // _NS):
-        return "its modification time is not the expected one"
+    if condition.mtime_s not in (None, bound_ns_of(present.node) // _NS):
+        return "its modification time, as S3 shows it, is not the expected one"
     if not (condition.etags or condition.not_etags):
         return ""
     etag = etag_of(present.node)

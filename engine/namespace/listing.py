@@ -339,4 +339,5 @@ def _version_entry(key: str, found: Resolved, *, is_latest: bool) -> VersionEntr
         kind=int(node.kind),
         node=found.node_id,
         checksum_names=list(node.attributes.checksums),
+        bound_ns=node.attributes.bound_ns or 0,
     )

@@ -22,7 +22,7 @@ from engine.namespace.binding import bind
 from engine.namespace.buckets import BucketRef
 from engine.namespace.conditions import check_condition, has_twin
 from engine.namespace.keys import check_key, lookup_path
-from engine.namespace.object_stat import check_record_size, with_attributes, with_owner
+from engine.namespace.object_stat import bound_at, check_record_size, with_attributes, with_owner
 from engine.namespace.refusals import already_there, deleted, is_a_marker, not_empty, not_found, shown_name, subject
 from engine.namespace.tree import (
     NameEvent,
@@ -125,9 +125,9 @@ def copy(
     """Bind `to_key` to the blob of `key`, or of a version of it.  No byte moves, and the ETag stays.
 
     `attributes`, if given, replace mode, owner, content type, user metadata, headers and xattrs; values computed from
-    the content are kept.  The modification time is that of `attributes`, or `now_ns`; the tags are `tags` or the
-    source's. Raises KeyNotFound, VersionNotFound, VersionIsMarker, InvalidArgument (another domain), and the errors of
-    `bind`.
+    the content are kept.  The modification time is that of `attributes`, or the source's if somebody has set it, else
+    `now_ns`; the tags are `tags` or the source's.  Raises KeyNotFound, VersionNotFound, VersionIsMarker,
+    InvalidArgument (another domain), and the errors of `bind`.
     """
     _check_same_domain(source, target)
     found = require(txn, source, key, version) if key else None
@@ -135,9 +135,12 @@ def copy(
         raise not_found(source, key)
     if found.node.is_marker:
         raise is_a_marker(source, key, version)
-    node = msgspec.structs.replace(found.node, mtime_ns=now_ns, ctime_ns=now_ns)
+    mtime_ns = now_ns if found.node.attributes.bound_ns is None else found.node.mtime_ns
+    node = msgspec.structs.replace(found.node, mtime_ns=mtime_ns, ctime_ns=now_ns)
     if attributes is not None:
         node = with_attributes(node, attributes, now_ns)
+    if node.kind is not NodeKind.SYMLINK:
+        node = bound_at(node, now_ns)
     if tags is not None:
         node = msgspec.structs.replace(node, attributes=msgspec.structs.replace(node.attributes, tags=tags))
     if node.attributes.upload or node.attributes.version:  # both belong to the source's node, not to this one

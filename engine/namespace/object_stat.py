@@ -32,13 +32,13 @@ _NS: Final = 1_000_000_000
 def new_object(blob: BlobId, size_bytes: int, chunk_count: int, attributes: ObjectAttributes, now_ns: int) -> Node:
     """Return the record of a new object.  `chunk_count` counts data chunks; a blob without manifest has one.
 
-    A modification time of 0 becomes `now_ns`.  Raises InvalidArgument for values that a record cannot hold; the size of
-    the attributes is checked where the record is bound.
+    A modification time of 0 becomes `now_ns`, at which the key is bound.  Raises InvalidArgument for values that a
+    record cannot hold; the size of the attributes is checked where the record is bound.
     """
     _check_ranges(size_bytes, attributes)
     is_manifest = kind_of(blob) is ChunkKind.MANIFEST
     assert (chunk_count > 1) == is_manifest, f"{chunk_count} chunks in a blob of kind {blob[0]}"
-    return Node(
+    node = Node(
         kind=NodeKind.OBJECT,
         blob=blob,
         size_bytes=size_bytes,
@@ -50,6 +50,20 @@ def new_object(blob: BlobId, size_bytes: int, chunk_count: int, attributes: Obje
         etag_kind=_checked_etag_kind(attributes),
         attributes=_stored_attributes(attributes, chunk_count if is_manifest else 0),
     )
+    return bound_at(node, now_ns)
+
+
+def bound_ns_of(node: Node) -> int:
+    """Return the time at which the key was bound to its content."""
+    return node.mtime_ns if node.attributes.bound_ns is None else node.attributes.bound_ns
+
+
+def bound_at(node: Node, bound_ns: int) -> Node:
+    """Return the record with that time of its binding; a time that is the modification time takes no room."""
+    stored = None if bound_ns == node.mtime_ns else bound_ns
+    if stored == node.attributes.bound_ns:
+        return node
+    return msgspec.structs.replace(node, attributes=msgspec.structs.replace(node.attributes, bound_ns=stored))
 
 
 def with_attributes(node: Node, attributes: ObjectAttributes, now_ns: int) -> Node:
@@ -132,9 +146,10 @@ def changed(node: Node, changes: SetAttributes, now_ns: int) -> Node:
         attributes = msgspec.structs.replace(attributes, xattrs=_changed_xattrs(attributes.xattrs, changes))
     if changes.tags is not None:
         attributes = msgspec.structs.replace(attributes, tags=_changed_tags(node, changes))
-    return msgspec.structs.replace(
+    after = msgspec.structs.replace(
         node, mode=mode, uid=uid, gid=gid, mtime_ns=mtime_ns, ctime_ns=now_ns, attributes=attributes
     )
+    return bound_at(after, bound_ns_of(node)) if node.kind is NodeKind.OBJECT else after
 
 
 def _with_access_time(node: Node, changes: SetAttributes, mtime_ns: int) -> Attributes:
@@ -291,6 +306,7 @@ def to_object_stat(bucket: str, key: str, node_id: NodeId, node: Node, version: 
         upload=attributes.upload,
         version=version,
         is_marker=node.is_marker,
+        bound_ns=attributes.bound_ns or 0,
     )
 
 
@@ -333,4 +349,5 @@ def to_list_entry(key: str, node_id: NodeId, node: Node) -> ListEntry:
         ctime_ns=node.ctime_ns,
         atime_ns=node.attributes.atime_ns,
         checksum_names=list(node.attributes.checksums),
+        bound_ns=node.attributes.bound_ns or 0,
     )

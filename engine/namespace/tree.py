@@ -13,7 +13,6 @@ It knows nothing of conditions, ETags or buckets' properties.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
 import msgspec
 
@@ -33,9 +32,7 @@ from engine.namespace.keys import Step, behind, is_folder_step, name_key, range_
 from engine.tables.views import Transaction, View
 from lakefs.errors import IndexDamaged
 from lakefs.ids import EMPTY_BLOB, BlobId, NodeId
-
-FOLDER_MODE: Final = 0o755
-"""Mode of implicit folders, and of those from `make_folder`."""
+from lakefs.names import FOLDER_MODE
 
 
 class NameEvent(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ import trio
 
 from engine.requests.answers import PackedLocated
 from engine.requests.table import Service
+from engine.server.later import given
 from engine.server.watches import close_events
 from engine.store.local_store import open_local_store
 from lakefs.client.blocking.lake import Lake
@@ -121,6 +122,8 @@ class EmbeddedEngine:
             memory.release()
             raise
         reply = await self._service.serve(client, request, memory, sent)
+        if reply.later is not None:
+            reply = await given(reply.later)
         if isinstance(reply.message, PackedLocated):
             reply.message = reply.message.unpacked()
         if reply.then is not None:

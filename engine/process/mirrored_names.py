@@ -35,6 +35,7 @@ from engine.mirror.copy_folders import CopyFolder, open_or_make
 from engine.mirror.copy_keeper import CopyKeeper
 from engine.mirror.mirror_bounds import COPIES_MAX, COPY_BYTES_PER_S
 from engine.mirror.mirrored_disk import MirroredDisk
+from engine.store.given_rights import NOTHING_KEPT, GivenRights
 from engine.store.keyed_store import KeyedStore
 from engine.store.metadata_life import Leading, always_leading
 from engine.store.names_opening import BeginAnew, open_names_store
@@ -61,6 +62,7 @@ class NamesHost:
     while_open: Callable[[Disk], AbstractContextManager[None]] = lambda _: nullcontext()
     """Entered with the disk before anything is recovered."""
     copy_bytes_per_s: float = COPY_BYTES_PER_S
+    given_rights: GivenRights = NOTHING_KEPT
 
 
 class LocalNames:
@@ -179,6 +181,7 @@ async def open_names_in(
             while_locked=lambda _: host.while_open(mirror),
             leading=leading,
             begin_anew=begin_anew,
+            given_rights=host.given_rights,
         )
 
     try:

@@ -22,6 +22,7 @@ from engine.host.local_disk import LocalDisk
 from engine.mirror.copy_calls import AtOnce
 from engine.mirror.mirror_bounds import PATIENCE_S
 from engine.process.mirrored_names import LocalNames, NamesHost, open_names_in
+from engine.store.given_rights import RightsInMemory
 from engine.store.metadata_life import Leading, always_leading
 from engine.store.names_opening import BeginAnew
 from engine.superblock.superblock import read_superblock
@@ -114,7 +115,14 @@ async def open_local_names(
             ThreadOffload(1, "names-copy") as copying,
             open_names_in(
                 [LocalFolder(folder, is_usable) for folder in folders],
-                NamesHost(SystemClock(), offload, copying, AtOnce(patience_s), while_open=noting_crashes),
+                NamesHost(
+                    SystemClock(),
+                    offload,
+                    copying,
+                    AtOnce(patience_s),
+                    while_open=noting_crashes,
+                    given_rights=RightsInMemory(),
+                ),
                 lake_id=lake_id,
                 protection_losses=protection_losses,
                 is_new=is_new,

@@ -33,6 +33,7 @@ NamesRequest = (
     | m.PutObjects
     | m.DeleteNames
     | m.Rename
+    | m.Exchange
     | m.MakeFolder
     | m.MakeSymlink
     | m.RemoveFolder

@@ -138,6 +138,8 @@ class _Changes:
             etags=[each.etag for each in attributes] if first.node.attributes.etag else [],
             sums=[value for each in attributes for value in each.checksums.values()],
         )
+        if len({each.mtime_ns in (0, self._now_ns) for each in attributes}) > 1:
+            return None  # some have a time of binding beside the modification time, and some not
         keys = [change.key for change in changes]
         return Run(first.bucket, folder, names, keys, objects, lambda index: self._binding(at + index))
 
@@ -176,12 +178,15 @@ def plain_run(changes: Sequence[NameChange], blobs: Blobs, start: int) -> tuple[
         return folder, []
     shared, shared_attributes = _shared_of_change(first), _shared_of_attributes(first.attributes)
     etag_bytes, sums = _etag_bytes(first.attributes), _lengths(first.attributes.checksums)
+    has_time = bool(first.attributes.mtime_ns)
     for index in range(start, len(changes)):
         change, blob = changes[index], blobs[index]
         attributes = change.attributes
         if _shared_of_change(change) != shared or _shared_of_attributes(attributes) != shared_attributes:
             break
         if _etag_bytes(attributes) != etag_bytes or _lengths(attributes.checksums) != sums:
+            break
+        if bool(attributes.mtime_ns) != has_time:
             break
         if not isinstance(blob, HeldBlob) or blob.chunk_count != 1:
             break

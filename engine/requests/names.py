@@ -33,7 +33,9 @@ from engine.namespace.buckets import (
     remove_bucket,
     set_bucket,
     to_bucket_stat,
+    whole_bucket_stat,
 )
+from engine.namespace.exchange import exchange
 from engine.namespace.listing import list_names, list_versions
 from engine.namespace.names import copy, make_folder, rename, require
 from engine.namespace.node_changes import make_symlink, set_attributes
@@ -99,10 +101,12 @@ class NameRequests:
 
     @handles(m.BucketList)
     async def bucket_list(self, request: m.BucketList) -> Reply:
-        def look(view: View) -> list[BucketRef]:
-            return [find_bucket(view, request.name)] if request.name else list_buckets(view)
+        def look(view: View) -> list[m.BucketStat]:
+            if request.name:
+                return [whole_bucket_stat(view, find_bucket(view, request.name))]
+            return [to_bucket_stat(bucket) for bucket in list_buckets(view)]
 
-        return _buckets(await self._decisions.look(look))
+        return Reply(m.Buckets(await self._decisions.look(look)))
 
     # --- changing ----------------------------------------------------------------------------------
 
@@ -150,11 +154,18 @@ class NameRequests:
             return [one_result(request.to_bucket, request.to_key, renamed)]
 
         names = [(request.to_bucket, request.to_key), (request.bucket, request.key)]
-        conditions = [request.to_condition, request.condition]
-        result, old = await self._decisions.change_names(
-            client, names, decide, request, conditions=conditions, grows=False
-        )
-        return Reply(m.NameResults([msgspec.structs.replace(result, from_folder=old.folder)]))
+        return await self._renamed(client, request, names, decide)
+
+    @handles(m.Exchange)
+    async def exchange(self, client: Client, request: m.Exchange) -> Reply:
+        def decide(txn: Transaction) -> list[m.NameResult]:
+            bucket, now_ns = find_bucket(txn, request.bucket), self._store.clock.wall_ns()
+            conditions = request.condition, request.to_condition
+            key, moved = exchange(txn, bucket, request.key, request.to_key, now_ns, *conditions)
+            return [one_result(request.bucket, key, moved)]
+
+        names = [(request.bucket, request.to_key), (request.bucket, request.key)]
+        return await self._renamed(client, request, names, decide)
 
     @handles(m.Copy)
     async def copy(self, client: Client, request: m.Copy) -> Reply:
@@ -233,7 +244,7 @@ class NameRequests:
         def decide(txn: Transaction) -> BucketRef:
             return create_bucket(txn, request.name, self._store.clock.wall_ns())
 
-        return _buckets([await self._decisions.change(client, decide)])
+        return Reply(m.Buckets([to_bucket_stat(await self._decisions.change(client, decide))]))
 
     @handles(m.BucketRemove)
     async def bucket_remove(self, client: Client, request: m.BucketRemove) -> Reply:
@@ -245,10 +256,11 @@ class NameRequests:
         if request.versioning is not None:
             await self._store.features.begin_to_use(ReadOnlyFeature.VERSIONS)
 
-        def decide(txn: Transaction) -> BucketRef:
-            return set_bucket(txn, request.name, request.anonymous_read, request.versioning)
+        def decide(txn: Transaction) -> m.BucketStat:
+            return whole_bucket_stat(txn, set_bucket(txn, request))
 
-        return _buckets([await self._decisions.change(client, decide, grows=False)])
+        grows = bool(request.tags or request.cors)
+        return Reply(m.Buckets([await self._decisions.change(client, decide, grows=grows)]))
 
     # --- access keys -------------------------------------------------------------------------------
 
@@ -292,6 +304,20 @@ class NameRequests:
         results = await self._decisions.change_names(client, names, decide, request, conditions=conditions, grows=grows)
         return Reply(m.NameResults(results))
 
+    async def _renamed(
+        self,
+        client: Client,
+        request: m.Rename | m.Exchange,
+        names: Sequence[tuple[str, str]],
+        decide: Callable[[Transaction], list[m.NameResult]],
+    ) -> Reply:
+        """Make a change of the new and the old name; the one result has the folders of both."""
+        conditions = [request.to_condition, request.condition]
+        result, old = await self._decisions.change_names(
+            client, names, decide, request, conditions=conditions, grows=False
+        )
+        return Reply(m.NameResults([msgspec.structs.replace(result, from_folder=old.folder)]))
+
     @staticmethod
     def _target(txn: Transaction, name: str, create: bool, now_ns: int) -> BucketRef:
         return ensure_bucket(txn, name, now_ns) if create else find_bucket(txn, name)
@@ -334,7 +360,3 @@ def one_result(bucket: str, key: str, found: Resolved) -> m.NameResult:
 def one_name(bucket: str, key: str, found: Resolved) -> Reply:
     """Return the reply about one name."""
     return Reply(m.NameResults([one_result(bucket, key, found)]))
-
-
-def _buckets(found: Sequence[BucketRef]) -> Reply:
-    return Reply(m.Buckets([to_bucket_stat(bucket) for bucket in found]))

@@ -7,9 +7,11 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from engine.metadata.head_turns import WAIT_NS_MAX, FollowingHead, HeadTurns
+from engine.metadata.head_turns import WAIT_NS_MAX, Followed, FollowingHead, HeadTurns
 from engine.requests.handlers import handles
 from engine.sessions.references import Client
 from lakefs.errors import InvalidArgument, SessionLost
@@ -17,6 +19,7 @@ from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
 _NS: Final = 1e9
+_NO_ANSWER_YET: Final = m.Done()
 
 
 class TurnRequests:
@@ -26,7 +29,6 @@ class TurnRequests:
         self._turns = turns
         self._heads: dict[Client, FollowingHead] = {}
         self._by_id: dict[bytes, FollowingHead] = {}
-        self._asking: set[Client] = set()
 
     async def disconnected(self, client: Client) -> None:
         """End what a connection follows; the head's right lasts until it runs out."""
@@ -45,17 +47,19 @@ class TurnRequests:
         head = self._heads.get(client)
         if head is None:
             raise SessionLost("this connection follows no turns")
-        if client in self._asking:
+        if head.answer is not None:
             raise InvalidArgument("turns are followed by one request at a time")
         if not 0 <= request.wait_ns <= WAIT_NS_MAX:
             raise InvalidArgument(f"turns are waited for {WAIT_NS_MAX} ns at most")
-        self._asking.add(client)
-        try:
-            followed = await self._turns.follow(head, request.said, request.wait_ns / _NS)
-        finally:
-            self._asking.discard(client)
-        right_ns = int(followed.right_s * _NS)
-        return Reply(m.TurnsFollowed(followed.number, followed.stamps, right_ns, self._turns.is_over))
+        self._turns.say(head, request.said)
+        return Reply(_NO_ANSWER_YET, later=partial(self._follow, head, request.wait_ns / _NS))
+
+    def _follow(self, head: FollowingHead, wait_s: float, take: Callable[[Reply], None]) -> Callable[[], None]:
+        def answer(followed: Followed) -> None:
+            right_ns = int(followed.right_s * _NS)
+            take(Reply(m.TurnsFollowed(followed.number, followed.stamps, right_ns, self._turns.is_over)))
+
+        return self._turns.follow(head, wait_s, answer)
 
     @handles(m.CloseTurns)
     async def close_turns(self, client: Client) -> Reply:

@@ -25,6 +25,7 @@ import msgspec
 import structlog
 import trio
 
+from engine.server.later import LaterReplies, given
 from engine.server.leader_followers import Team, Worker
 from engine.server.watches import ServedWatches
 from lakefs.errors import DeadlineExceeded, EngineBusy, EngineUnreachable, InternalError, LakeError, ProtocolError
@@ -110,6 +111,7 @@ class ServedConnection:
         self._nursery: trio.Nursery | None = None
         self._team: Team[_Job] | None = None
         self._serving: dict[int, Worker] = {}
+        self._later = LaterReplies(self._answer, self._later_ended)
         self._watches = ServedWatches(service, self._wire, self._sender, notice=self._notice, bug=self._unexpected)
         self._inflight = 0
         self._events = 0
@@ -131,6 +133,7 @@ class ServedConnection:
                         await self._leave()
         finally:
             self._ended.set()
+            self._later.give_up_all()
             self._sender.drop_all()
             await self._stream.aclose()
             self._receiver.close()
@@ -339,6 +342,12 @@ class ServedConnection:
         assert self._team is not None, "the team is at work"
         try:
             reply = await self._service.serve(self._client, job.request, job.body, job.descriptors)
+            if reply.later is not None and job.expires_at != math.inf:
+                reply = await given(reply.later)
+            if reply.later is not None:
+                self._inflight += 1
+                self._later.expect(stream_id, reply.later)
+                return
             self._answer(stream_id, reply)
             if reply.then is not None:
                 self._do_after(reply.then)
@@ -386,6 +395,11 @@ class ServedConnection:
             if body is not NO_BODY:
                 body.release()
 
+    def _later_ended(self) -> None:
+        self._sender.flush()
+        self._inflight -= 1
+        self._notice()
+
     def _do_after(self, work: Callable[[], None]) -> None:
         """Do work that the reply did not need; the reply is sent first, unless more requests are at hand."""
         if not self._wire.reader.buffered_bytes:
@@ -399,6 +413,8 @@ class ServedConnection:
         worker = self._serving.get(stream_id)
         if worker is not None:
             worker.scope.cancel()
+        if self._later.give_up(stream_id):
+            self._sender.cork(self._wire.end(stream_id))
         self._watches.cancel(stream_id)
 
     def _refuse(self, event: RequestReceived, error: LakeError) -> None:

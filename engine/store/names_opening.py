@@ -8,12 +8,14 @@ Rules kept here:
 - The store of one engine, a member, and the names of another lake are refused by name; `open_store` refuses names.
 - A damaged index is rebuilt from checkpoint and journal while the names serve, as that of an engine.
 - It shares no stamps; heads that follow its turns repeat them (`engine.metadata.head_turns`).  After a stop that was
-  not clean nothing is answered before all rights that heads had are over; a clean stop waits for their end itself.
+  not clean the names do not lead, and end no lease, before all rights that heads had are over; a clean stop waits for
+  their end itself.  The last process may have kept that end (`engine.store.given_rights`); else it is the longest.
 - What the reserve has given up on a full disk is taken back when there is room: no gc runs here that would do it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -31,10 +33,11 @@ from engine.metadata.head_turns import RIGHTS_OVER_S, open_turns
 from engine.metadata.metadata_store import Metadata
 from engine.namespace.watch import Watchers
 from engine.sessions.references import References
+from engine.store.given_rights import NOTHING_KEPT, GivenRights
 from engine.store.keyed_store import KeyedStore
 from engine.store.metadata_life import Leading, MetadataLife, always_leading, locked_store, logging_unclean_stop
 from engine.superblock.reserve import Reserve
-from engine.superblock.superblock import OpenedStore
+from engine.superblock.superblock import OpenedStore, Superblock
 from engine.upkeep.index_upkeep import keep_index_whole
 from lakefs.errors import LakeError
 from lakefs.ids import NamesShard
@@ -62,14 +65,15 @@ async def open_names_store(
     while_locked: Callable[[OpenedStore], AbstractContextManager[None]] = lambda _: nullcontext(),
     leading: Leading = always_leading,
     begin_anew: BeginAnew | None = None,
+    given_rights: GivenRights = NOTHING_KEPT,
 ) -> AsyncIterator[KeyedStore]:
     """Open the names of a lake on a disk, and stop them cleanly at the end.
 
     `cluster_id`: the lake's, 16 bytes; `shard`: of its names.  `create`: make them when the disk has no store.  Of
     several replicas one is `leading`: the others follow until they do, and the block begins then.  `begin_anew`
-    replaces the store's metadata before they are recovered.  Errors and the other arguments: as of
-    `engine.store.opening.open_store`, and errors of `begin_anew` and of `leading`, of this also in the midst of the
-    block.
+    replaces the store's metadata before they are recovered.  `given_rights`: where the end of heads' rights
+    is kept.  Errors and the other arguments: as of `engine.store.opening.open_store`, and errors of `begin_anew` and of
+    `leading`, of this also in the midst of the block.
     """
     async with locked_store(
         disk,
@@ -81,25 +85,22 @@ async def open_names_store(
         names_shard=shard,
         while_locked=while_locked,
     ) as opened:
-        locked_at = clock.monotonic()
-        had_rights = not opened.created and opened.superblock.clean_sequence is None
+        rights_over = _rights_over(opened, given_rights, clock.monotonic())
         superblock = await offload.run(finish, disk, clock, opened.superblock)
         opened = replace(opened, superblock=superblock)
         if begin_anew is not None:
             opened = await begin_anew(disk, opened)
         life = MetadataLife(disk, clock, offload, opened, sizes.metadata, index_committed, Reserve(disk))
         metadata = await life.recovered()
-        metadata.use_turns(open_turns(clock))
-        async with life.running(metadata, leading=leading):
-            if had_rights:
-                await _sleep_until(clock, locked_at + RIGHTS_OVER_S)
+        record = given_rights.begin(opened.superblock, rights_over)
+        metadata.use_turns(open_turns(clock, record.keep))
+        async with life.running(metadata, leading=_behind_rights(clock, rights_over, leading)):
             store = _store(life, metadata)
             await store.features.mend()
             if store.features.has(ReadOnlyFeature.KEYED):
                 store.keyed.used.set()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_upkeep(store, sizes).run)
-                nursery.start_soon(_keep_reserve, life)
+                nursery.start_soon(_run_beside, store, life, sizes)
                 if verify_index:
                     nursery.start_soon(keep_index_whole, store)
                 else:
@@ -107,6 +108,27 @@ async def open_names_store(
                 yield store
                 nursery.cancel_scope.cancel()
             await _stop(store, life)
+            record.remove()
+
+
+def _rights_over(opened: OpenedStore, given_rights: GivenRights, now: float) -> float:
+    """Return when no right is left that was given by the process which had the store open before."""
+    if opened.created or opened.superblock.clean_sequence is not None:
+        return -math.inf
+    last_end = given_rights.last_end(opened.superblock)
+    return now + RIGHTS_OVER_S if last_end is None else min(last_end, now + RIGHTS_OVER_S)
+
+
+def _behind_rights(clock: Clock, rights_over: float, leading: Leading) -> Leading:
+    """Let names lead behind the end of the rights: then the lease of their last process may be revoked, too."""
+
+    @asynccontextmanager
+    async def behind(metadata: Metadata, superblock: Superblock) -> AsyncIterator[None]:
+        await _sleep_until(clock, rights_over)
+        async with leading(metadata, superblock):
+            yield
+
+    return behind
 
 
 async def _sleep_until(clock: Clock, moment: float) -> None:
@@ -125,9 +147,15 @@ def _store(life: MetadataLife, metadata: Metadata) -> KeyedStore:
     )
 
 
-def _upkeep(store: KeyedStore, sizes: StoreSizes) -> KeyedUpkeep:
-    without_spaces = store.features.end_unused_spaces
-    return KeyedUpkeep(store.metadata, store.keyed, store.clock, batch=sizes.gc_batch, without_spaces=without_spaces)
+async def _run_beside(store: KeyedStore, life: MetadataLife, sizes: StoreSizes) -> None:
+    """Run what names need beside their requests, until cancelled."""
+    ended = store.features.end_unused_spaces
+    upkeep = KeyedUpkeep(store.metadata, store.keyed, store.clock, batch=sizes.gc_batch, without_spaces=ended)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(upkeep.run)
+        nursery.start_soon(_keep_reserve, life)
+        if store.metadata.turns is not None:
+            nursery.start_soon(store.metadata.turns.run)
 
 
 async def _keep_reserve(life: MetadataLife) -> None:

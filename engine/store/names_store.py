@@ -16,10 +16,11 @@ from engine.upkeep.index_upkeep import index_state
 from lakefs.errors import LakeError
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, INFLIGHT_PER_CONNECTION
 from lakefs.ports import Clock
-from lakefs.version import VERSION
+from lakefs.version import VERSION, commit
 from lakefs.wire.frames import PROTOCOL_VERSION
 from lakefs.wire.messages import (
     FEATURE_EACH,
+    FEATURE_EXCHANGE,
     FEATURE_PLACES,
     FEATURE_STAMPS,
     FEATURE_TURNS,
@@ -57,7 +58,7 @@ class NamesStore:
         """Features that the reply to a Hello names: FEATURE_ bits of `lakefs.wire.messages`."""
         stamps = FEATURE_STAMPS if self.metadata.stamps is not None else 0
         stamps |= FEATURE_TURNS if self.metadata.turns is not None else 0
-        return stamps | FEATURE_PLACES | FEATURE_WATCH_ALL | FEATURE_EACH
+        return stamps | FEATURE_PLACES | FEATURE_WATCH_ALL | FEATURE_EACH | FEATURE_EXCHANGE
 
     def hello(self, *, descriptors: bool) -> HelloReply:
         """Return the reply to a client's Hello.  CoordinatorLost where these names may not answer now."""
@@ -88,6 +89,7 @@ class NamesStore:
         reason = self.read_only_because
         return {
             "version": VERSION,
+            "commit": commit(),
             "store_id": self.superblock.store_id.hex(),
             "engine_id": self.superblock.engine_id.hex(),
             "features": self.features.names(),

@@ -26,7 +26,7 @@ from engine.namespace.binding import bind
 from engine.namespace.buckets import BucketRef
 from engine.namespace.keys import check_key, lookup_path
 from engine.namespace.names import resolve
-from engine.namespace.object_stat import check_record_size, new_object
+from engine.namespace.object_stat import bound_at, check_record_size, new_object
 from engine.namespace.refusals import shown_name, subject
 from engine.namespace.tree import Resolved
 from engine.tables.views import Transaction, View
@@ -106,7 +106,8 @@ def create_upload(
     path = check_key(ref.key)
     plain = msgspec.structs.replace(attributes, etag_kind=0, etag=b"", checksums={})
     node = new_object(EMPTY_BLOB, 0, 1, plain, now_ns)
-    packed = msgspec.structs.replace(node, blob=None, mtime_ns=attributes.mtime_ns).pack()
+    later = msgspec.structs.replace(node.attributes, bound_ns=None)  # it is bound when it is completed
+    packed = msgspec.structs.replace(node, blob=None, mtime_ns=attributes.mtime_ns, attributes=later).pack()
     check_record_size(packed + bytes(_ROOM_FOR_RESULT))
     if len(_encoder.encode(details)) > UPLOAD_DETAILS_BYTES_MAX:
         raise RequestTooLarge(f"details of an upload have at most {UPLOAD_DETAILS_BYTES_MAX} bytes")
@@ -278,7 +279,7 @@ def _whole_node(
     attributes = msgspec.structs.replace(
         node.attributes, etag=etag, checksums=dict(checksums), chunk_count=chunk_count, upload=ref.upload
     )
-    return msgspec.structs.replace(
+    whole = msgspec.structs.replace(
         node,
         blob=held.blob,
         size_bytes=held.size_bytes,
@@ -287,6 +288,7 @@ def _whole_node(
         etag_kind=EtagKind.MULTIPART,
         attributes=attributes,
     )
+    return bound_at(whole, now_ns)
 
 
 def abort_upload(txn: Transaction, ref: UploadRef) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 import trio
-from pyfuse3 import RENAME_NOREPLACE, FUSEError, RequestContext
+from pyfuse3 import FUSEError, RequestContext
 
 from fuse.names.attribute_changes import busy
 from fuse.names.lookups import Lookups
@@ -44,7 +44,6 @@ from lakefs.wire.messages import (
     ObjectStat,
     PutObjects,
     RemoveFolder,
-    Rename,
 )
 
 ATTEMPTS_MAX: Final = 16
@@ -95,7 +94,7 @@ class Changes:
 
         async def attempt(present: Inode | None) -> None:
             if present is not None:
-                _check_empty(present)
+                check_empty(present)
             with busy([present]):
                 if self._table.holds_buckets(parent):
                     await self._mount.ask(BucketRemove(name), Done)
@@ -122,8 +121,14 @@ class Changes:
         inode = self._table.create(parent, name, shown)
         inode.named_ns = now
         self._mount.touch(inode)
-        self._shown_changed(parent, now)
+        self.show_changed(parent, now)
         return inode
+
+    async def make_node(self, parent: Inode, name: str, mode: int, ctx: RequestContext) -> Inode:
+        """Make what mknod(2) makes: an empty file.  EPERM for devices, pipes and sockets."""
+        if not modes.S_ISREG(mode):
+            raise FUSEError(errno.EPERM)
+        return await self.make_file(parent, name, mode, ctx)
 
     async def make_file(self, parent: Inode, name: str, mode: int, ctx: RequestContext) -> Inode:
         """Make an empty file with its name at once.  EEXIST, ENOENT."""
@@ -169,7 +174,7 @@ class Changes:
             try:
                 return await self._mount.change_again(request(), own)
             except (AlreadyExists, PreconditionFailed, KeyNotFound):
-                if await self._seen_anew(parent, name) is not None:
+                if await self.seen_anew(parent, name) is not None:
                     raise FUSEError(errno.EEXIST) from None
         raise FUSEError(errno.EAGAIN)
 
@@ -182,7 +187,7 @@ class Changes:
             upon = Condition(folder=folder_of(parent), node=node_of(present))
             names = [self._lookups.key(parent, name)]
             request = DeleteNames(names, keep_folder=True, durable=False, conditions=[upon], folders=True)
-            async with _at_rest([present]):
+            async with at_rest([present]):
                 try:
                     changed = await self._mount.change_again(request, self._is_done(parent, name, present, OBJECT))
                 except KeyNotFound:
@@ -219,14 +224,14 @@ class Changes:
             try:
                 await attempt(present)
             except (PreconditionFailed, KeyNotFound):
-                present = await self._seen_anew(parent, name)
+                present = await self.seen_anew(parent, name)
                 if present is None:
                     raise FUSEError(errno.ENOENT) from None
             else:
                 return
         raise FUSEError(errno.EAGAIN)
 
-    async def _seen_anew(self, parent: Inode, name: str) -> Inode | None:
+    async def seen_anew(self, parent: Inode, name: str) -> Inode | None:
         """Return the inode of a name as the store has it now, whatever was known.  ENOENT, ESTALE: as `look`."""
         parent.kept = None
         parent.doubt_names()
@@ -235,74 +240,6 @@ class Changes:
             present.kept = None
         return (await self._lookups.look(parent, name, confirm=True))[0]
 
-    async def rename(self, source: Inode, old: str, target: Inode, new: str, flags: int) -> None:
-        """Rename a file or folder; a file or an empty folder at the new name is replaced."""
-        if flags & ~RENAME_NOREPLACE:
-            raise FUSEError(errno.EINVAL)
-        if self._table.holds_buckets(source) or self._table.holds_buckets(target):
-            raise FUSEError(errno.EPERM)
-        asks = not self._mount.checks_places
-        no_replace = bool(flags & RENAME_NOREPLACE)
-        moved = await self._lookups.require(source, old, confirm=asks)
-        for _ in range(ATTEMPTS_MAX):
-            replaced, _ = await self._lookups.look(target, new, confirm=asks or no_replace)
-            if replaced is not None and no_replace:
-                raise FUSEError(errno.EEXIST)
-            if moved is replaced:
-                return
-            if replaced is not None:
-                _check_kinds(moved, replaced)
-            try:
-                await self._move(source, old, target, new, moved, replaced)
-            except (PreconditionFailed, KeyNotFound, AlreadyExists):
-                found = await self._seen_anew(source, old)
-                if found is None:
-                    raise FUSEError(errno.ENOENT) from None
-                if found is not moved:
-                    raise FUSEError(errno.ESTALE) from None  # the kernel takes another inode for the moved one
-                await self._seen_anew(target, new)
-            else:
-                return
-        raise FUSEError(errno.EAGAIN)
-
-    async def _move(
-        self, source: Inode, old: str, target: Inode, new: str, moved: Inode, replaced: Inode | None
-    ) -> None:
-        bucket, key = self._lookups.key(source, old, folder=moved.is_folder)
-        to_bucket, to_key = self._lookups.key(target, new, folder=moved.is_folder)
-        async with _at_rest([moved, replaced], stored=moved):
-            upon = Condition(folder=folder_of(source), node=moved.node)
-            to_upon = Condition(folder=folder_of(target), absent=replaced is None, node=node_of(replaced), alone=True)
-            request = Rename(
-                bucket,
-                key,
-                to_bucket,
-                to_key,
-                keep_folder=True,
-                durable=False,
-                condition=upon,
-                to_condition=to_upon,
-                folders=True,
-            )
-
-            async def is_done(error: LakeError) -> bool:
-                (found,) = await self._mount.stat([Name(to_bucket, to_key)])
-                return isinstance(found, ObjectStat) and found.node == moved.node
-
-            changed = await self._mount.change_again(request, is_done)
-            self._mount.note_visible(source, target, moved)
-            self._table.move(moved, target, new)
-            self._mount.touch(moved)
-            moved.kept = None
-            moved.attributes.ctime_ns = changed.changed_ns
-            if replaced is not None:
-                replaced.attributes.ctime_ns = changed.changed_ns
-            self._shown_changed(source, changed.changed_ns)
-            self._shown_changed(target, changed.changed_ns)
-            note_change(target, changed.folder, changed.epoch)
-            if source is not target:
-                note_change(source, changed.from_folder, changed.epoch)
-
     # --- the table -----------------------------------------------------------------------------------
 
     def _made(self, parent: Inode, name: str, changed: Changed) -> Inode:
@@ -310,7 +247,7 @@ class Changes:
         inode = self._lookups.adopt(parent, name, found, trio.current_time())
         self._mount.note_visible(parent, inode)
         self._mount.touch(inode)
-        self._shown_changed(parent, found.ctime_ns)
+        self.show_changed(parent, found.ctime_ns)
         note_change(parent, changed.folder, changed.epoch)
         return inode
 
@@ -321,10 +258,10 @@ class Changes:
             gone.attributes.ctime_ns = changed.changed_ns
             self._mount.touch(gone)
             self._table.remove(gone)
-        self._shown_changed(parent, changed.changed_ns)
+        self.show_changed(parent, changed.changed_ns)
         note_change(parent, changed.folder, changed.epoch)
 
-    def _shown_changed(self, folder: Inode, changed_ns: int) -> None:
+    def show_changed(self, folder: Inode, changed_ns: int) -> None:
         """Show a folder's times as those of a change of its names by this mount."""
         folder.changed_below_ns = folder.attributes.mtime_ns = folder.attributes.ctime_ns = changed_ns
         self._mount.touch(folder)
@@ -341,13 +278,13 @@ def node_of(present: Inode | None) -> int:
 
 
 @asynccontextmanager
-async def _at_rest(inodes: Sequence[Inode | None], *, stored: Inode | None = None) -> AsyncIterator[None]:
-    """Keep open files of the inodes from being committed in the block; `stored` is committed before."""
+async def at_rest(inodes: Sequence[Inode | None], *, stored: Sequence[Inode] = ()) -> AsyncIterator[None]:
+    """Keep open files of the inodes from being committed in the block; those in `stored` are committed before."""
     async with AsyncExitStack() as stack:
         open_ones = [inode for inode in inodes if inode is not None and inode.file is not None]
         for inode in sorted(open_ones, key=lambda inode: inode.number):
             if inode.file is not None:  # nobody has closed it while another one came to rest
-                await stack.enter_async_context(inode.file.at_rest(stored=inode is stored))
+                await stack.enter_async_context(inode.file.at_rest(stored=inode in stored))
         with busy(inodes):
             yield
 
@@ -378,17 +315,9 @@ def _check_free(parent: Inode, name: str) -> None:
         raise FUSEError(errno.EEXIST)
 
 
-def _check_empty(folder: Inode) -> None:
+def check_empty(folder: Inode) -> None:
+    """Raise ENOTDIR for what is no folder, ENOTEMPTY for one with a file that is not stored yet."""
     if not folder.is_folder:
         raise FUSEError(errno.ENOTDIR)
     if any(child.is_pending for child in folder.children.values()):
         raise FUSEError(errno.ENOTEMPTY)
-
-
-def _check_kinds(moved: Inode, replaced: Inode) -> None:
-    if replaced.is_folder and not moved.is_folder:
-        raise FUSEError(errno.EISDIR)
-    if moved.is_folder and replaced.attributes.kind != FOLDER:
-        raise FUSEError(errno.ENOTDIR)
-    if replaced.is_folder:
-        _check_empty(replaced)

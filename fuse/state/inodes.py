@@ -299,6 +299,23 @@ class InodeTable:
             self._by_node[inode.node] = inode
         return replaced
 
+    def exchange(self, first: tuple[Inode, str, Inode], second: tuple[Inode, str, Inode]) -> None:
+        """Exchange the places of two inodes; each is given with the folder and name that it had."""
+        (source, old, one), (target, new, other) = first, second
+        for inode, parent, name in ((one, target, new), (other, source, old)):
+            present = parent.children.get(name)
+            if present is not None and present not in (one, other):
+                self.detach(present)
+            if inode is not parent and self.is_below(parent, inode):  # only if out of date, as in `move`
+                self.detach(self._child_on_path(parent, inode))
+        self._unlink(one)
+        self._unlink(other)
+        for inode, parent, name in ((one, target, new), (other, source, old)):
+            self._place(inode, parent, name)
+            _doubt_names_from(inode)
+            if inode.node:
+                self._by_node[inode.node] = inode
+
     def retake(self, inode: Inode) -> None:
         """Give a file that was just stored the name again that it had lost to other content elsewhere.
 

@@ -44,6 +44,7 @@ from lakefs.wire.messages import (
     FEATURE_PLACES,
     DeleteNames,
     Done,
+    Exchange,
     ListEntry,
     MakeFolder,
     MakeSymlink,
@@ -61,7 +62,7 @@ from lakefs.wire.messages import (
 )
 
 M = TypeVar("M", bound=Message)
-Change = PutObjects | DeleteNames | Rename | MakeFolder | MakeSymlink | RemoveFolder | SetAttributes
+Change = PutObjects | DeleteNames | Rename | Exchange | MakeFolder | MakeSymlink | RemoveFolder | SetAttributes
 _GATHER_S = 0.02
 _log: Final = structlog.get_logger()
 UNWATCHED_TIMEOUT_S = 1.0

@@ -64,19 +64,33 @@ class Readings(Collector):
             yield family
 
 
+class _Build(Collector):
+    """The metric that names what runs."""
+
+    def __init__(self, version: str, commit: str) -> None:
+        self._family = GaugeMetricFamily(
+            "lake_build_info", "1, labelled with version and commit.", labels=["version", "commit"]
+        )
+        self._family.add_metric([version, commit], 1.0)
+
+    def collect(self) -> Iterator[Family]:
+        yield self._family
+
+
 def new_registry(
-    version: str, readings: Iterable[Reading] = (), collectors: Iterable[Collector] = ()
+    build: tuple[str, str], readings: Iterable[Reading] = (), collectors: Iterable[Collector] = ()
 ) -> CollectorRegistry:
-    """Return a registry with the readings, other collectors, figures of the process, version and start time."""
+    """Return a registry with the readings, other collectors, figures of the process, its build and its start.
+
+    `build`: version and commit.
+    """
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
     started = time.time()
-    own = [
-        Reading("lake_build_info", "1, labelled with the version.", lambda: {version: 1.0}, label="version"),
-        Reading("lake_start_time_seconds", "When the process started, in seconds since 1970.", lambda: started),
-    ]
-    registry.register(Readings([*own, *readings]))
+    start = Reading("lake_start_time_seconds", "When the process started, in seconds since 1970.", lambda: started)
+    registry.register(_Build(*build))
+    registry.register(Readings([start, *readings]))
     for collector in collectors:
         registry.register(collector)
     return registry

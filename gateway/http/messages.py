@@ -68,6 +68,8 @@ class Request:
     target: object = None
     """The parsed target and, next, the signature, set by the handler: for observers."""
     signature: object = None
+    answer_headers: Headers = ()
+    """Headers that its answer has besides its own, set by the handler."""
     failure: LakeError | None = None
     """It was tried already and has failed: it is answered with this, and not tried again."""
 

@@ -18,10 +18,11 @@ from typing import Final
 
 import structlog
 
-from gateway.http.head import HttpRefusal
+from gateway.http.head import HttpRefusal, RequestHead
 from gateway.http.messages import Request, Response
 from gateway.s3.operations import (
     buckets,
+    configuration,
     copying,
     deleting,
     list_objects as listing,
@@ -32,15 +33,19 @@ from gateway.s3.operations import (
     versions,
 )
 from gateway.s3.operations.gathered import GatheredPuts
-from gateway.s3.protocol.errors import S3Error, error_body, from_lake, internal_error
+from gateway.s3.protocol.cors import ORIGIN, answer_lines
+from gateway.s3.protocol.errors import S3Error, error_body, from_lake, internal_error, not_implemented
 from gateway.s3.protocol.headers import check_headers
+from gateway.s3.protocol.operation import NOT_OFFERED, Operation
 from gateway.s3.protocol.sigv4 import authenticate
-from gateway.s3.protocol.targets import Operation, parse_target
+from gateway.s3.protocol.targets import Target, parse_target
 from gateway.s3.request.authorization import FRESH_S, KnownKeys, check_key, check_stranger
 from gateway.s3.request.call import XML, Call, Lakes
 from lakefs.errors import LakeError
+from lakefs.wire.messages import BucketList, Buckets
 
 _log: Final = structlog.get_logger(__name__)
+_PREFLIGHT: Final = "OPTIONS"
 _ID_MASK: Final = (1 << 64) - 1
 OPERATIONS: Final[Mapping[Operation, Callable[[Call], Awaitable[Response]]]] = {
     Operation.LIST_BUCKETS: buckets.list_buckets,
@@ -70,6 +75,20 @@ OPERATIONS: Final[Mapping[Operation, Callable[[Call], Awaitable[Response]]]] = {
     Operation.ABORT_MULTIPART_UPLOAD: multipart.abort_multipart_upload,
     Operation.LIST_PARTS: multipart.list_upload_parts,
     Operation.LIST_MULTIPART_UPLOADS: multipart.list_multipart_uploads,
+    Operation.GET_BUCKET_ACL: configuration.get_bucket_acl,
+    Operation.GET_OBJECT_ACL: configuration.get_object_acl,
+    Operation.GET_BUCKET_POLICY_STATUS: configuration.get_bucket_policy_status,
+    Operation.GET_BUCKET_TAGGING: configuration.get_bucket_tagging,
+    Operation.PUT_BUCKET_TAGGING: configuration.put_bucket_tagging,
+    Operation.DELETE_BUCKET_TAGGING: configuration.delete_bucket_tagging,
+    Operation.GET_BUCKET_CORS: configuration.get_bucket_cors,
+    Operation.PUT_BUCKET_CORS: configuration.put_bucket_cors,
+    Operation.DELETE_BUCKET_CORS: configuration.delete_bucket_cors,
+    Operation.OPTIONS_OBJECT: configuration.answer_preflight,
+    **dict.fromkeys(configuration.ABSENT, configuration.answer_absent),
+    **dict.fromkeys(configuration.EMPTY, configuration.answer_empty),
+    **dict.fromkeys(configuration.REMOVED, configuration.answer_removed),
+    **dict.fromkeys(NOT_OFFERED, configuration.answer_not_offered),
 }
 assert OPERATIONS.keys() == set(Operation), "each operation has its function"
 
@@ -110,7 +129,7 @@ class S3Service:
         except Exception:  # noqa: BLE001 - a bug, met by one request
             _log.exception("s3_request_failed", request_id=request_id, path=request.head.path[:256])
             response = self._refusal(request, internal_error(), request_id)
-        response.headers = [(b"x-amz-request-id", request_id.encode()), *response.headers]
+        response.headers = [(b"x-amz-request-id", request_id.encode()), *response.headers, *request.answer_headers]
         return response
 
     def _new_id(self) -> str:
@@ -134,18 +153,39 @@ class S3Service:
             with suppress(S3Error):  # it was proven at the door; the clock, or the keys, may have gone on
                 request.signature = authenticate(head, region=self._region, now_s=time.time(), find_key=self._keys.find)
             raise request.failure
+        if head.method == _PREFLIGHT:
+            return await self._preflight(request)
         if self._keys.are_old:
             await self._keys.refresh()
         signature = authenticate(head, region=self._region, now_s=time.time(), find_key=self._keys.find)
         request.signature = signature
         target = request.target = parse_target(head, self._domains)
+        if ORIGIN in head.headers and target.bucket:
+            request.answer_headers = await self._cors_lines(head, target)
         if signature is None:
             await check_stranger(self._lakes.engine, target)
         else:
             check_key(signature.key, target)
         headers = {**head.headers, **target.moved} if target.moved else head.headers
+        if target.operation in NOT_OFFERED:
+            raise not_implemented(target.operation.value)
         check_headers(target.operation, headers)
         return await OPERATIONS[target.operation](Call(request, target, headers, signature, self._lakes, self._region))
+
+    async def _preflight(self, request: Request) -> Response:
+        """Answer a preflight.  A browser signs none, even if the URL has a signature: that is of the next request."""
+        target = request.target = parse_target(request.head, self._domains)
+        call = Call(request, target, request.head.headers, None, self._lakes, self._region)
+        return await OPERATIONS[target.operation](call)
+
+    async def _cors_lines(self, head: RequestHead, target: Target) -> list[tuple[bytes, bytes]]:
+        """Return the lines that let the page which a browser sends a request for read the answer."""
+        try:
+            message = (await self._lakes.engine.call(BucketList(target.bucket))).message
+        except LakeError:  # the request finds out
+            return []
+        assert isinstance(message, Buckets)
+        return answer_lines(message.buckets[0].cors, head.method, head.headers[ORIGIN])
 
     def _translated(self, error: LakeError, request_id: str) -> S3Error:
         translated = from_lake(error)

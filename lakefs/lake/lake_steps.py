@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -123,9 +122,7 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
         LocalFileError, InvalidName, InvalidArgument, BucketNotFound.
         """
         condition = Condition(absent=if_absent, etags=[if_match] if if_match else [])
-        attributes = ObjectAttributes(
-            mtime_ns=time.time_ns(), content_type=content_type, user_metadata=user_metadata or {}
-        )
+        attributes = ObjectAttributes(content_type=content_type, user_metadata=user_metadata or {})
         change = NameChange(*parse_new_name(name), b"", attributes, condition, create_bucket)
         transfer = self.transfer(progress)
         if is_stream(data):
@@ -155,8 +152,9 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
         InvalidName and InvalidArgument are raised before any request is sent; other failures do not stop the rest, and
         the first is raised after all were tried.
         """
-        attributes = ObjectAttributes(mtime_ns=time.time_ns())
-        return put_many(self.transfer(None), objects, attributes, create_bucket=create_bucket, in_flight=in_flight)
+        return put_many(
+            self.transfer(None), objects, ObjectAttributes(), create_bucket=create_bucket, in_flight=in_flight
+        )
 
     def return_memory(self, memory: SharedMemory) -> Steps[None]:
         """End the lending of a shared memory, if it was lent; on return the engine no longer touches the memory."""

@@ -130,8 +130,8 @@ class FileSource:
 
     @property
     def mtime_ns(self) -> int:
-        """Modification time."""
-        return self._stat.st_mtime_ns
+        """Modification time; 1 ns for a file of the time 0, which would mean now where it is stored."""
+        return self._stat.st_mtime_ns or 1
 
     def read_at(self, offset: int, length: int) -> memoryview:
         target = memoryview(bytearray(length))

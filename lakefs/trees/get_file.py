@@ -5,12 +5,15 @@ A file is written through a `PartFile`, which keeps the chunks that an earlier, 
 Rules kept here:
 - With `compare`, a local file that already has the object's bytes (size first, then content at the object's cuts) is
   not fetched; it gets the object's mode and time.
+- With `keep_newer`, a local file that differs and has a later time is left alone: an edit is not lost.
 - A target has its old content or the new one, whole.  The part is removed if its get fails, but kept if the engine
   was lost: the next get continues from it.
 """
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,23 +36,25 @@ from lakefs.wire.messages import ObjectStat
 class GetOptions:
     """`compare`: leave files that are already equal; `replace`: overwrite files that exist.
 
+    `keep_newer`: leave a file that differs and was changed after the object; it is skipped, though wanted.
     `follow`: for trees, folders below the target folder may be symbolic links; else an object below one fails.
     """
 
     compare: bool = True
     replace: bool = True
     follow: bool = False
+    keep_newer: bool = False
 
 
 def get_to_file(
-    lake: LakeSteps, name: Name, target: str, options: GetOptions, observer: Observer
+    lake: LakeSteps, name: Name, target: str, options: GetOptions, observer: Observer, version: str = ""
 ) -> Steps[FileOutcome]:
-    """Write one object to a local file, complete or absent.  Replaces a symbolic link that has the target's name.
+    """Write one object, or a version of it, to a local file, complete or absent.  A symbolic link is replaced.
 
-    KeyNotFound, IsAFolder, ChunkDamaged, AlreadyExists (without `replace`), LocalFileError.
+    KeyNotFound, VersionNotFound, IsAFolder, ChunkDamaged, AlreadyExists (without `replace`), LocalFileError.
     """
     access = lake.access(observer.progress)
-    opened = yield from open_object(access, name)
+    opened = yield from open_object(access, name, version=version)
     try:
         return (yield from get_opened(access, opened, LocalTarget.at(target), options, observer))
     finally:
@@ -97,6 +102,8 @@ def get_opened(
     if options.compare and (yield from _is_unchanged(opened, target)):
         observer.progress(size, size)
         return FileOutcome(target.path, str(opened.name), Fate.UNCHANGED, size)
+    if options.keep_newer and (yield from work(_is_newer, target, opened.stat.mtime_ns)):
+        return kept_newer(target.path, str(opened.name), size)
     if not options.replace and (yield from work(target.exists)):
         raise AlreadyExists(f"{target.path} exists already", subject=target.path)
     part = PartFile(target)
@@ -114,6 +121,22 @@ def get_opened(
         raise
     new_bytes = sum(piece.length for piece in missing)
     return FileOutcome(target.path, str(opened.name), Fate.FETCHED, size, new_bytes)
+
+
+def kept_newer(path: str, name: str, size_bytes: int) -> FileOutcome:
+    """Return the outcome of an object that would have replaced a file with later changes."""
+    notice = "changed here after the object was, and different; --force replaces it"
+    return FileOutcome(path, name, Fate.SKIPPED, size_bytes, notice=notice, is_missing=True)
+
+
+def _is_newer(target: LocalTarget, mtime_ns: int) -> bool:
+    """Return True if the target is a file, no link, that was changed after that time.  Blocks."""
+    with target.folder() as folder:
+        try:
+            found = os.stat(target.name, dir_fd=folder, follow_symlinks=False)
+        except OSError:
+            return False
+    return stat.S_ISREG(found.st_mode) and found.st_mtime_ns > mtime_ns
 
 
 def _finish(part: PartFile, stat_: ObjectStat, options: GetOptions) -> None:

@@ -18,7 +18,7 @@ import stat
 import threading
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from lakefs.errors import EngineUnreachable, InvalidName, LakeError, LocalFileError
@@ -30,7 +30,8 @@ from lakefs.limits import CHUNK_BYTES, FRAME_BYTES, WRITE_FILES_BATCH, WRITE_FIL
 from lakefs.names import Name, is_path
 from lakefs.put.sources import FileSource
 from lakefs.steps.steps import Pipeline, Steps, Work, work
-from lakefs.trees.get_file import GetOptions, get_opened
+from lakefs.trees.folder_modes import FetchedFolders
+from lakefs.trees.get_file import GetOptions, get_opened, kept_newer
 from lakefs.trees.local_folders import LocalTarget
 from lakefs.trees.part_files import restore_attributes, write_whole
 from lakefs.trees.walk import Fate, FileOutcome, Observer, Totals, file_holds_blob, is_fatal
@@ -51,17 +52,19 @@ def get_tree(lake: LakeSteps, source: Name, folder: str, options: GetOptions, ob
     operation (`lakefs.trees.walk.is_fatal`); other failures are outcomes.
     """
     assert source.is_folder
-    if source.key:
-        yield from lake.stat(str(source))
-    yield from work(_make_root, folder)
-    run = _TreeGet(lake, source, folder, options, observer)
+    root = (yield from lake.stat(str(source))) if source.key else None
+    run = TreeGet(lake, source, folder, options, observer)
+    yield from work(run.make_root, root)
     after = ""
     while True:
         page = yield from lake.list_page(str(source), after=after, folders=True)
         for start in range(0, len(page.entries), OPEN_BATCH):
-            yield from run.take(page.entries[start : start + OPEN_BATCH])
+            batch = page.entries[start : start + OPEN_BATCH]
+            yield from run.take(batch)
+            yield from run.leave_folders(batch[-1].key)
         after = page.next_after
         if not after:
+            yield from run.leave_folders("")
             return run.totals
 
 
@@ -99,7 +102,7 @@ class _Surveyed:
     compare: bool = False
 
 
-class _TreeGet:
+class TreeGet:
     """One tree operation and its counts."""
 
     def __init__(self, lake: LakeSteps, source: Name, folder: str, options: GetOptions, observer: Observer) -> None:
@@ -109,6 +112,25 @@ class _TreeGet:
         self._folder = folder
         self._options = options
         self._observer = observer
+        self._folders = FetchedFolders()
+
+    def make_root(self, root: ObjectStat | None) -> None:
+        """Create the local folder, with the mode of the lake's, unless it exists.  Blocks.  LocalFileError."""
+        is_new = not os.path.isdir(self._folder)
+        make_local_folder(self._folder)
+        if is_new and root is not None:
+            target = LocalTarget(self._folder, (), "")
+            with target.folder() as descriptor:
+                self._folders.note(self._source.key, target, descriptor, root.mode)
+
+    def leave_folders(self, key: str) -> Steps[None]:
+        """Give their modes to the folders that a listing at `key` has behind it; "": to all."""
+        if key and not self._folders.are_behind(key):
+            return
+        for folder, path, failure in (yield from work(self._folders.leave, key)):
+            notice = f"it has not its mode: {failure.message}"
+            name = f"{self._source.bucket}/{folder}"
+            self._end(FileOutcome(path, name, Fate.SKIPPED, notice=notice, is_missing=True))
 
     def take(self, entries: Sequence[ListEntry]) -> Steps[None]:
         """Fetch one batch of a listing."""
@@ -159,7 +181,9 @@ class _TreeGet:
 
     def _survey_one(self, one: _Wanted) -> _Surveyed | None:
         if one.entry.key.endswith("/"):
-            _make_folder(one.target)
+            inner = LocalTarget(one.target.root, (*one.target.below, one.target.name), "", one.target.follow)
+            with inner.folder(make=True) as descriptor:
+                self._folders.note(one.entry.key, inner, descriptor, one.entry.mode)
             if one.entry.size_bytes:
                 raise _content_of_a_folder(self._name(one.entry))
             return None
@@ -171,7 +195,8 @@ class _TreeGet:
             except OSError as error:
                 raise LocalFileError(f"{one.path}: {error.strerror}", subject=one.path) from error
             if not self._options.replace:
-                return _Surveyed(one, self._outcome(one, Fate.SKIPPED, notice="there already"))
+                left = self._outcome(one, Fate.SKIPPED, notice="there already")
+                return _Surveyed(one, replace(left, is_there=True))
             if stat.S_ISDIR(status.st_mode):
                 raise LocalFileError(f"{one.path}: is a folder", subject=one.path)
             if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
@@ -179,15 +204,17 @@ class _TreeGet:
             return self._compared(one, status, folder)
 
     def _compared(self, one: _Wanted, status: os.stat_result, folder: int) -> _Surveyed:
-        comparable = self._options.compare and stat.S_ISREG(status.st_mode)
-        if not comparable or status.st_size != one.entry.size_bytes:
-            return _Surveyed(one)
+        is_file = stat.S_ISREG(status.st_mode)
+        is_kept = self._options.keep_newer and is_file and status.st_mtime_ns > one.entry.mtime_ns
+        differs = _Surveyed(one, self._kept_newer(one) if is_kept else None)
+        if not (self._options.compare and is_file) or status.st_size != one.entry.size_bytes:
+            return differs
         if status.st_size > CHUNK_BYTES:
             return _Surveyed(one, compare=True)
         try:
             source = FileSource(one.path, follow_symlinks=False, folder=folder)
         except LocalFileError:
-            return _Surveyed(one)  # not readable: the file is replaced
+            return differs  # not readable
         try:
             equal = file_holds_blob(source, _stat_of(one.entry))
             if equal:
@@ -195,7 +222,7 @@ class _TreeGet:
                 return _Surveyed(one, self._outcome(one, Fate.UNCHANGED))
         finally:
             source.close()
-        return _Surveyed(one, compare=equal is None)
+        return _Surveyed(one, compare=True) if equal is None else differs
 
     # --- fetching ----------------------------------------------------------------------------------
 
@@ -269,7 +296,7 @@ class _TreeGet:
                 yield from self._fetch_alone(one, opened, compare=False)
 
     def _fetch_alone(self, one: _Wanted, opened: Opened, *, compare: bool) -> Steps[None]:
-        options = GetOptions(compare=compare, replace=self._options.replace)
+        options = replace(self._options, compare=compare)
         try:
             outcome = yield from get_opened(self._access, opened, one.target, options, self._observer)
         except LakeError as error:
@@ -289,6 +316,9 @@ class _TreeGet:
         self, one: _Wanted, fate: Fate, new_bytes: int = 0, *, notice: str = "", error: LakeError | None = None
     ) -> FileOutcome:
         return FileOutcome(one.path, self._name(one.entry), fate, one.entry.size_bytes, new_bytes, notice, error)
+
+    def _kept_newer(self, one: _Wanted) -> FileOutcome:
+        return kept_newer(one.path, self._name(one.entry), one.entry.size_bytes)
 
     def _fail(self, one: _Wanted, error: LakeError) -> None:
         if is_fatal(error):
@@ -384,17 +414,12 @@ def _write_batch(batch: Sequence[tuple[_Wanted, Opened]], replace: bool) -> list
     return failures
 
 
-def _make_root(path: str) -> None:
+def make_local_folder(path: str) -> None:
+    """Make a folder and those above it, unless they exist.  Blocks.  LocalFileError."""
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
         raise LocalFileError(f"{path}: {error.strerror}", subject=path) from error
-
-
-def _make_folder(target: LocalTarget) -> None:
-    """Create the folder of the target's name, unless it exists."""
-    inner = LocalTarget(target.root, (*target.below, target.name), "", target.follow)
-    os.close(inner.open_folder(make=True))
 
 
 def _not_a_file(name: str) -> LocalFileError:

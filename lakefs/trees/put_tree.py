@@ -8,6 +8,7 @@ Rules kept here:
 - A file that changed while it was read is not stored; the others continue.
 - With `compare`, a file whose content and mode are already stored under its name is left alone: sizes are compared
   first, then the bytes, at the stored object's own cuts.  Times decide nothing.
+- A folder has the mode of the local one, if the walk gives folders (`lakefs.trees.folder_modes`).
 - A small file is cut as `put` would cut it: one that has more than one chunk (a safetensors file) is put alone.
 - Memory: twice `jobs` frames, each of 4 MiB, or of 8 MiB if its files grew since the walk.
 """
@@ -31,6 +32,7 @@ from lakefs.put.remote import put_remotely
 from lakefs.put.sources import FileSource
 from lakefs.put.upload import result_of
 from lakefs.steps.steps import Pipeline, Send, Steps, Work, send, work
+from lakefs.trees.folder_modes import sent_mode, set_modes
 from lakefs.trees.walk import (
     FRAME_FILES,
     Fate,
@@ -82,11 +84,11 @@ def put_tree(
     Raises only errors that end everything: the engine is gone or full, the bucket is missing and not to be created,
     or a root does not exist.  Files stored until then stay.
     """
-    run = _TreePut(lake, bucket, options, observer)
+    run = TreePut(lake, bucket, options, observer)
     for walk in walks:
         while batch := (yield from work(walk.next_batch, FRAME_FILES)):
             yield from run.take(batch)
-    yield from run.pipeline.drain()
+    yield from run.end_folders()
     return run.totals
 
 
@@ -101,7 +103,7 @@ class _Read:
     error: LakeError | None = None
 
 
-class _TreePut:
+class TreePut:
     """One tree operation: its pipeline of frames, and its counts."""
 
     def __init__(self, lake: LakeSteps, bucket: str, options: PutOptions, observer: Observer) -> None:
@@ -112,18 +114,24 @@ class _TreePut:
         self._options = options
         self._observer = observer
         self._condition = Condition(absent=options.if_absent)
+        self._modes: list[tuple[LocalEntry, int]] = []
+        """Folders that get a mode, once their files are stored."""
 
     def take(self, batch: Sequence[LocalEntry]) -> Steps[None]:
         """Handle a batch of the walk; frames may still be in flight on return."""
         files: list[LocalEntry] = []
+        folders: list[LocalEntry] = []
         for entry in batch:
             if entry.ended is not None:
                 self._end(replace(entry.ended, name=f"{self._bucket}/{entry.key}"))
-            elif entry.is_folder:
-                yield from self._make_folder(entry)
-            else:
+            elif not entry.is_folder:
                 files.append(entry)
-        stored = (yield from self._stats(files)) if self._options.compare else {}
+            elif entry.key:  # the root of a bucket has its own mode
+                folders.append(entry)
+        found = (yield from self._found([*files, *folders])) if self._options.compare else {}
+        stored = {entry.key: found[entry.key] for entry in files if self._may_be(found.get(entry.key), entry)}
+        for entry in folders:
+            yield from self._take_folder(entry, found.get(entry.key))
         for frame in _frames(entry for entry in files if entry.size_bytes <= CHUNK_BYTES):
             yield from self.pipeline.submit(Work(self._read_frame, (frame, stored)), self._send_frame)
         for entry in files:
@@ -132,20 +140,19 @@ class _TreePut:
 
     # --- stored state ------------------------------------------------------------------------------
 
-    def _stats(self, entries: Sequence[LocalEntry]) -> Steps[dict[str, ObjectStat]]:
-        """Return stats of the keys that are objects of their file's size and mode, and of the requested content
-        type."""
+    def _found(self, entries: Sequence[LocalEntry]) -> Steps[dict[str, ObjectStat]]:
+        """Return stats of the keys that exist."""
         if not entries:
             return {}
         reply = yield from send(StatNames([(self._bucket, entry.key) for entry in entries]))
         assert isinstance(reply.message, NameResults)
-        return {
-            entry.key: item.stat
-            for entry, item in zip(entries, reply.message.results, strict=True)
-            if item.stat is not None and self._may_be(item.stat, entry)
-        }
+        results = zip(entries, reply.message.results, strict=True)
+        return {entry.key: item.stat for entry, item in results if item.stat is not None}
 
-    def _may_be(self, stat: ObjectStat, entry: LocalEntry) -> bool:
+    def _may_be(self, stat: ObjectStat | None, entry: LocalEntry) -> bool:
+        """Return True for an object of the file's size and mode, and of the requested content type."""
+        if stat is None:
+            return False
         wanted_type = self._options.content_type or stat.content_type
         found = (stat.size_bytes, stat.mode, stat.content_type)
         return found == (entry.size_bytes, entry.mode, wanted_type)
@@ -293,17 +300,31 @@ class _TreePut:
 
     def _already_stored(self, entry: LocalEntry, stat: ObjectStat | None) -> Steps[bool]:
         if stat is None and entry.size_bytes <= CHUNK_BYTES:
-            stat = (yield from self._stats([entry])).get(entry.key)
-        return stat is not None and (yield from self._is_stored(entry, stat))
+            stat = (yield from self._found([entry])).get(entry.key)
+        return stat is not None and self._may_be(stat, entry) and (yield from self._is_stored(entry, stat))
 
-    def _make_folder(self, entry: LocalEntry) -> Steps[None]:
-        """Store an empty folder as a folder; the root of a bucket needs none."""
-        if not entry.key:
-            return
-        try:
-            yield from send(MakeFolder(self._bucket, entry.key, create_bucket=self._options.create_bucket))
-        except LakeError as error:
-            self._fail(entry, error)
+    def _take_folder(self, entry: LocalEntry, stat: ObjectStat | None) -> Steps[None]:
+        """Store an empty folder as a folder; one with entries exists by them, and its mode follows them."""
+        if not entry.is_left:
+            try:
+                yield from send(MakeFolder(self._bucket, entry.key, create_bucket=self._options.create_bucket))
+            except LakeError as error:
+                self._fail(entry, error)
+                return
+        mode = sent_mode(entry.mode, stat)
+        if mode is not None:
+            self._modes.append((entry, mode))
+        if len(self._modes) >= FRAME_FILES:
+            yield from self.end_folders()
+
+    def end_folders(self) -> Steps[None]:
+        """Set the modes of the folders that were left, once their files are stored."""
+        yield from self.pipeline.drain()
+        modes, self._modes = self._modes, []
+        failures = yield from set_modes(self._bucket, [(entry.key, mode) for entry, mode in modes])
+        for (entry, _), failure in zip(modes, failures, strict=True):
+            if failure is not None:
+                self._fail(entry, failure)
 
     # --- ends --------------------------------------------------------------------------------------
 

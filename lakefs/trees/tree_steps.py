@@ -57,7 +57,7 @@ def put_tree(
     source = os.fspath(folder)
     yield from work(_check_folder, source)
     refused = yield from _data_folders(lake)
-    walk = Walk(source, target.key, WalkOptions(follow, refused))
+    walk = Walk(source, target.key, WalkOptions(follow, refused=refused))
     options = PutOptions(compare=compare, if_absent=if_absent, create_bucket=create_bucket)
     totals = yield from put_all(lake, [walk], target.bucket, options, _observer(outcome, progress))
     return _whole(totals)
@@ -70,6 +70,7 @@ def get_tree(
     *,
     compare: bool = True,
     replace: bool = True,
+    keep_newer: bool = False,
     follow: bool = False,
     outcome: Outcome | None = None,
     progress: Progress | None = None,
@@ -77,14 +78,15 @@ def get_tree(
     """Fetch all objects under NAME/ (or in the bucket) into a local folder, made if missing; return counts of files.
 
     Each file is complete or absent, with the object's mode and modification time.  Files that have the right content
-    already are left alone (`compare=False` fetches all); `replace=False` skips every file that exists.  `follow`:
+    already are left alone (`compare=False` fetches all); `replace=False` skips every file that exists, and
+    `keep_newer=True` those that differ and were changed later than the object, as `lake get -r` does.  `follow`:
     folders inside the target may be symbolic links.  `outcome` and `progress`: see `put_tree`.  All objects are tried,
     then the first failure is raised; InvalidName if there were names that no local path can say.
 
     KeyNotFound, BucketNotFound, LocalFileError, ChunkDamaged.
     """
     source = _folder(parse_name(name))
-    options = GetOptions(compare=compare, replace=replace, follow=follow)
+    options = GetOptions(compare=compare, replace=replace, keep_newer=keep_newer, follow=follow)
     totals = yield from get_all(lake, source, os.fspath(folder), options, _observer(outcome, progress))
     if totals.missing and totals.first_error is None:
         raise InvalidName(

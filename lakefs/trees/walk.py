@@ -53,7 +53,8 @@ class Fate(StrEnum):
 class FileOutcome:
     """The end of one file.  `notice` gives the reason for skipping it, `error` the failure.
 
-    `is_missing`: it was skipped though it was wanted, so what was made is not the whole.
+    `is_missing`: it was skipped though it was wanted, so what was made is not the whole.  `is_there`: it was skipped
+    because the target exists and was to be left, however it differs.
     """
 
     path: str
@@ -64,19 +65,21 @@ class FileOutcome:
     notice: str = ""
     error: LakeError | None = None
     is_missing: bool = False
+    is_there: bool = False
 
 
 @dataclass
 class Totals:
     """Counts of files by fate; `size_bytes` of the files now in place, `new_bytes` of the bytes moved.
 
-    `missing`: how many of the skipped ones were wanted.
+    `missing`: how many of the skipped ones were wanted; `there`: how many were left because they exist.
     """
 
     files: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(Fate, 0))
     size_bytes: int = 0
     new_bytes: int = 0
     missing: int = 0
+    there: int = 0
     first_error: LakeError | None = None
 
     def count(self, outcome: FileOutcome) -> None:
@@ -86,6 +89,7 @@ class Totals:
             self.size_bytes += outcome.size_bytes
             self.new_bytes += outcome.new_bytes
         self.missing += outcome.is_missing
+        self.there += outcome.is_there
         self.first_error = self.first_error or outcome.error
 
 
@@ -110,22 +114,27 @@ def is_fatal(error: LakeError) -> bool:
 
 @dataclass(frozen=True)
 class LocalEntry:
-    """One entry of a walk: a regular file, a folder without entries, or one that already has its outcome (`ended`)."""
+    """One entry of a walk: a regular file, a folder without entries, or one that already has its outcome (`ended`).
+
+    `is_left`: a folder with entries, which came before it.
+    """
 
     path: str
     key: str
     size_bytes: int = 0
     mode: int = 0
     is_folder: bool = False
+    is_left: bool = False
     ended: FileOutcome | None = None
 
 
 @dataclass(frozen=True)
 class WalkOptions:
     """`follow`: follow symbolic links, else skip them.  `refused`: (device, inode) of folders that must not be
-    read."""
+    read.  `folders`: give folders with entries too, each behind all that is below it."""
 
     follow: bool = False
+    folders: bool = False
     refused: frozenset[tuple[int, int]] = frozenset()
 
 
@@ -171,7 +180,9 @@ class Walk:
         while levels:
             name = next(levels[-1].names, None)
             if name is None:
-                levels.pop()
+                left = levels.pop()
+                if self._options.folders:
+                    yield LocalEntry(left.path, left.key, mode=left.mode, is_folder=True, is_left=True)
                 continue
             met = self._meet(levels, name)
             if isinstance(met, _Level):
@@ -217,7 +228,10 @@ class Walk:
             names = sorted(os.listdir(folder), key=os.fsencode)
         except OSError as error:
             return _failed(folder, key, LocalFileError(f"{folder}: {error.strerror}", subject=folder))
-        return _Level(folder, key, identity, iter(names)) if names else LocalEntry(folder, key, is_folder=True)
+        mode = stat.S_IMODE(found.st_mode)
+        if not names:
+            return LocalEntry(folder, key, mode=mode, is_folder=True)
+        return _Level(folder, key, identity, mode, iter(names))
 
 
 @dataclass(frozen=True)
@@ -227,6 +241,7 @@ class _Level:
     path: str
     key: str
     identity: tuple[int, int]
+    mode: int
     names: Iterator[str]
 
 

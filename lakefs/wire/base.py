@@ -70,8 +70,8 @@ class Condition(Message, frozen=True):
 
     `absent`: the name must not exist.  `etags`: one of them must be the current one ("*": the name exists); KeyNotFound
     if the name does not exist.  `not_etags`: none of them may be the current one.  `node`: the current node's id, 0 =
-    any.  `size_bytes`, `mtime_s`: the current size and modification time, None = any; the time in whole seconds, as
-    HTTP shows it.  `not_etags`, `size_bytes` and `mtime_s` hold if the name does not exist.
+    any.  `size_bytes`, `mtime_s`: the current size and the time of its binding, None = any; the time in whole
+    seconds, as S3's Last-Modified shows it.  `not_etags`, `size_bytes` and `mtime_s` hold if the name does not exist.
 
     An engine without FEATURE_PLACES ignores the following.  `folder`: the node of the folder that the name is in, 0 =
     any.  `alone`: no name of the other kind has this path, a folder `a/` for `a`, an object or symlink `a` for `a/`.
@@ -120,7 +120,8 @@ class ObjectStat(Message, frozen=True):
     `ctime_ns`: the last change of content, attributes or name.  `atime_ns`: None when it is the modification time.
     A symlink's size is the length of its target.  `upload`: id of the multipart upload that made the object, 16 bytes,
     else empty.  `version`: the version's id, "null" for one written while no versions were kept; empty in a bucket
-    that never kept any.  `is_marker`: a delete marker, without content.
+    that never kept any.  `is_marker`: a delete marker, without content.  `bound_ns`: when the name was bound to its
+    content, if a client has given another modification time; else 0.
     """
 
     bucket: str
@@ -147,6 +148,12 @@ class ObjectStat(Message, frozen=True):
     upload: bytes = b""
     version: str = ""
     is_marker: bool = False
+    bound_ns: int = 0
+
+    @property
+    def last_modified_ns(self) -> int:
+        """The time at which the name was bound to its content: S3's Last-Modified."""
+        return self.bound_ns or self.mtime_ns
 
 
 class FolderChange(Message, frozen=True):
@@ -167,8 +174,8 @@ class NameResult(Message, frozen=True):
 
     `marker` is the id of the delete marker that a removal left.  `stamps`: the set of stamps of a StatNames or
     PutObjects that asked for it; b"": the result may not be repeated.  `folder`: the folder of the name, of a change
-    that asked for it; `from_folder`: of a Rename, that of the old name.  `fresh`: false if the payload of a PutObjects
-    or PutSlots was in the store already.
+    that asked for it; `from_folder`: of a Rename or Exchange, that of the old name.  `fresh`: false if the payload of a
+    PutObjects or PutSlots was in the store already.
     """
 
     stat: ObjectStat | None = None

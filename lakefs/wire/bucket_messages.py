@@ -10,11 +10,26 @@ from lakefs.wire.base import Done, Message, Request
 # --- buckets -----------------------------------------------------------------------------------------
 
 
+class CorsRule(Message, frozen=True):
+    """A rule of cross-origin requests: which pages of other sites may ask for what, as browsers hold them to it.
+
+    `origins` and `headers` may each have one `*` in a pattern.  `exposed`: headers of answers that a page may read.
+    `max_age_s`: seconds for which a browser may rely on the answer; None: the rule does not say.
+    """
+
+    origins: list[str]
+    methods: list[str]
+    headers: list[str] = []
+    exposed: list[str] = []
+    max_age_s: int | None = None
+    rule_id: str = ""
+
+
 class BucketStat(Message, frozen=True):
     """A bucket: its name, creation time, node, and settings.
 
     `anonymous_read`: faces that have users serve reads of this bucket without credentials.  `versioning`: "" (never
-    enabled), "enabled", "suspended".
+    enabled), "enabled", "suspended".  `tags` and `cors` are empty in a list of all buckets.
     """
 
     name: str
@@ -22,6 +37,8 @@ class BucketStat(Message, frozen=True):
     node: int
     anonymous_read: bool = False
     versioning: str = ""
+    tags: dict[str, str] = {}
+    cors: list[CorsRule] = []
 
 
 class Buckets(Message, frozen=True):
@@ -57,7 +74,9 @@ class BucketRemove(Request, frozen=True):
 class BucketSet(Request, frozen=True):
     """Change settings of a bucket; None leaves a setting as it is.  BucketNotFound.
 
-    `versioning` is "enabled" or "suspended"; a bucket that kept versions never returns to "".
+    `versioning` is "enabled" or "suspended"; a bucket that kept versions never returns to "".  `tags` and `cors`
+    replace all that the bucket has; RequestTooLarge above 32 KiB of both.  An older engine ignores both:
+    what the answer does not have was not set.
     """
 
     OP = 34
@@ -65,6 +84,8 @@ class BucketSet(Request, frozen=True):
     name: str
     anonymous_read: bool | None = None
     versioning: str | None = None
+    tags: dict[str, str] | None = None
+    cors: list[CorsRule] | None = None
 
 
 # --- versions of keys --------------------------------------------------------------------------------
@@ -75,7 +96,7 @@ class VersionEntry(Message, frozen=True):
 
     `version` is its id, "null" for one written while no versions were kept.  `is_latest`: the key is bound to this
     version, or it is the newest delete marker.  `is_marker`: a delete marker; it has a time, and nothing else.
-    `checksum_names`: those under which checksums are kept with it.
+    `checksum_names`: those under which checksums are kept with it.  `bound_ns` as in ObjectStat.
     """
 
     key: str
@@ -89,6 +110,12 @@ class VersionEntry(Message, frozen=True):
     kind: int = 2
     node: int = 0
     checksum_names: list[str] = []
+    bound_ns: int = 0
+
+    @property
+    def last_modified_ns(self) -> int:
+        """The time at which the name was bound to its content: S3's Last-Modified."""
+        return self.bound_ns or self.mtime_ns
 
 
 class ListedVersions(Message, frozen=True):

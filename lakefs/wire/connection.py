@@ -25,6 +25,7 @@ from lakefs.ids import Buffer
 from lakefs.limits import BODY_BYTES_MAX, CONTROL_BYTES_MAX, HELLO_CONTROL_BYTES_MAX
 from lakefs.wire.frames import FLAGS_CRITICAL, PROTOCOL_VERSION, FrameReader, FrameStart, Kind, pack_frame
 from lakefs.wire.messages import (
+    FEATURE_EXCHANGE,
     FEATURE_FABRIC,
     FEATURE_PLACES,
     FEATURE_STAMPS,
@@ -45,7 +46,13 @@ STREAM_ID_MAX: Final = (1 << 32) - 1
 FEATURES_CRITICAL: Final = 0xFFFF_FFFF_0000_0000
 """Feature bits of Hello and its reply that the receiver must know; it may ignore the low 32."""
 KNOWN_FEATURES: Final = (
-    FEATURE_STAMPS | FEATURE_FABRIC | FEATURE_PLACES | FEATURE_WATCH_ALL | FEATURE_TURNS | SHARED_BY_ENGINES
+    FEATURE_STAMPS
+    | FEATURE_FABRIC
+    | FEATURE_PLACES
+    | FEATURE_WATCH_ALL
+    | FEATURE_TURNS
+    | FEATURE_EXCHANGE
+    | SHARED_BY_ENGINES
 )
 ERROR_TEXT_MAX: Final = 4096
 """Most characters sent of a failure's message, and of its subject."""

@@ -49,6 +49,10 @@ NO_BODY: Final = Body()
 """The body of the many messages without one; there is nothing to release."""
 
 
+Later = Callable[[Callable[["Reply"], None]], Callable[[], None]]
+"""Called once with what takes a reply; returns what gives the reply up.  The reply may be given before it returns."""
+
+
 @dataclass
 class Reply:
     """An answer: the message, its payload, and descriptors.
@@ -58,6 +62,8 @@ class Reply:
     caller closes them.
 
     `then` of a service's answer is called after the answer was handed on: work that the answer did not need.
+
+    With `later` the service has no answer yet, and `message` is none: it gives one in a later step, and no task waits.
     """
 
     message: Message
@@ -66,6 +72,7 @@ class Reply:
     then: Callable[[], None] | None = None
     epoch: int = 0
     """Number of the connection that the answer arrived on, as a client counts them."""
+    later: Later | None = None
 
 
 class ConnectedClient(Protocol):

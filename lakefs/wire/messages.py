@@ -22,6 +22,7 @@ from lakefs.wire.grants import *
 from lakefs.wire.keyed_messages import *
 from lakefs.wire.media import *
 from lakefs.wire.names_messages import *
+from lakefs.wire.node_messages import *
 from lakefs.wire.replica_messages import *
 from lakefs.wire.session_messages import *
 from lakefs.wire.shard_messages import *
@@ -229,7 +230,7 @@ class RemoveFolder(Request, frozen=True):
 class ListEntry(Message, frozen=True):
     """One name of a page; `is_prefix` entries are rolled up at the delimiter and have no other field set.
 
-    `checksum_names`: those under which checksums are kept with it.
+    `checksum_names`: those under which checksums are kept with it.  `bound_ns` as in ObjectStat.
     """
 
     key: str
@@ -247,6 +248,12 @@ class ListEntry(Message, frozen=True):
     ctime_ns: int = 0
     atime_ns: int | None = None
     checksum_names: list[str] = []
+    bound_ns: int = 0
+
+    @property
+    def last_modified_ns(self) -> int:
+        """The time at which the name was bound to its content: S3's Last-Modified."""
+        return self.bound_ns or self.mtime_ns
 
 
 class Listed(Message, frozen=True):

@@ -43,6 +43,8 @@ FEATURE_KEY_HOMES: Final = 1 << 11
 """Bit of HelloReply's `features`: this is a head, which gives the keyed indexes of members on its machine."""
 FEATURE_TURNS: Final = 1 << 12
 """Bit of HelloReply's `features`: these names send heads the turns of their stamps (`OpenTurns`)."""
+FEATURE_EXCHANGE: Final = 1 << 13
+"""Bit of HelloReply's `features`: the engine exchanges names (`Exchange`)."""
 SHARED_BY_ENGINES: Final = (
     FEATURE_EACH
     | FEATURE_SEGMENTS

@@ -23,6 +23,8 @@ from tests.e2e.served import Served
 CLIENTS: Final = ROOT / ".venv-clients"
 LIMIT_S: Final = 300.0
 """Time limit of a client's program: one that takes longer hangs.  Nothing here is timed."""
+DATED_NS: Final = 981_173_106_123_456_789
+"""Some time in 2001, with a fraction."""
 DOMAIN: Final = "lake.test"
 """Domain behind bucket names in virtual-host style.
 
@@ -100,6 +102,17 @@ class Gateway:
 def bucket_of(client: str) -> str:
     """Return the client's own bucket, used instead of the page's `models`."""
     return f"of-{client.lower().replace(' ', '-').replace('.', '-')}"
+
+
+def dated_tree(gateway: Gateway, client: str) -> Path:
+    """Make the folder `dated` in the client's own, of three files that were changed at `DATED_NS`."""
+    tree = gateway.folder / bucket_of(client) / "dated"
+    for name in ("a", "sub/b", "sub/empty"):
+        path = tree / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"" if name.endswith("empty") else name.encode())
+        os.utime(path, ns=(DATED_NS, DATED_NS))
+    return tree
 
 
 def gateway_of(served: Served, folder: Path) -> Gateway:

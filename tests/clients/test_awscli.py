@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.clients.declared import Client, works
-from tests.clients.gateway import Gateway
+from tests.clients.gateway import Gateway, dated_tree
 
 CLIENT = Client("aws cli", "awscli", also="sync, mv, s3api")
 TREE = """
@@ -77,12 +77,29 @@ def test_buckets_are_named_in_hosts_when_it_is_told_to(gateway: Gateway) -> None
     assert " hello\n" in said
 
 
+@works("put", "get")
+def test_nothing_moves_between_a_folder_and_what_lake_put_of_it(gateway: Gateway) -> None:
+    tree = dated_tree(gateway, CLIENT.name)
+    gateway.served.good("put", "-r", str(tree), "of-aws-cli/synced")
+    said = gateway.shell(
+        "aws cli",
+        """
+        aws s3 sync dated s3://of-aws-cli/synced
+        aws s3 sync s3://of-aws-cli/synced dated
+        aws s3 sync s3://of-aws-cli/synced dated-back > /dev/null
+        aws s3 sync dated-back s3://of-aws-cli/synced
+        aws s3 sync s3://of-aws-cli/synced dated-back
+        """,
+    )
+    assert said == ""
+
+
 def test_what_is_not_offered_is_said_to_be_so(gateway: Gateway) -> None:
     said = gateway.shell(
         "aws cli",
         """
-        aws s3api get-bucket-acl --bucket of-aws-cli 2>&1 || true
-        aws s3api get-bucket-policy --bucket of-aws-cli 2>&1 || true
+        aws s3api put-bucket-acl --bucket of-aws-cli --acl private 2>&1 || true
+        aws s3api put-bucket-logging --bucket of-aws-cli --bucket-logging-status {} 2>&1 || true
         """,
     )
     assert said.count("NotImplemented") == 2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.clients.declared import Client, works
-from tests.clients.gateway import Gateway
+from tests.clients.gateway import DATED_NS, Gateway, dated_tree
 
 CLIENT = Client("rclone", "debian", lacks=("conditions",), also="sync, check")
 
@@ -38,6 +40,29 @@ def test_folders_are_synchronised_checked_moved_and_purged(gateway: Gateway) -> 
     )
     assert "2001-02-03T04:05:06" in said, "times are metadata"
     assert "\nsmall\nmoved\npiped\n" in said
+
+
+@works("put", "get")
+def test_nothing_moves_between_a_folder_and_what_lake_put_of_it(gateway: Gateway) -> None:
+    tree = dated_tree(gateway, CLIENT.name)
+    gateway.served.good("put", "-r", str(tree), "of-rclone/synced")
+    said = gateway.shell(
+        "rclone",
+        """
+        rclone sync -vv dated lake:of-rclone/synced 2>&1 | grep -c 'Unchanged skipping'
+        rclone sync -vv lake:of-rclone/synced dated 2>&1 | grep -c 'Unchanged skipping'
+        rclone sync -v dated lake:of-rclone/synced 2>&1 | grep -E 'Copied|Updated|Deleted' && exit 1
+        rclone sync lake:of-rclone/synced dated-back
+        rclone sync -v dated-back lake:of-rclone/synced 2>&1 | grep -E 'Copied|Updated|Deleted' && exit 1
+        touch -d 2002-02-03T04:05:06.5Z dated/a
+        rclone sync dated lake:of-rclone/synced
+        """,
+    )
+    assert said.split()[-2:] == ["3", "3"]
+    listed = json.loads(gateway.served.good("ls", "-r", "--json", "of-rclone/synced/").text)
+    times = {entry["key"]: entry["mtime_ns"] for entry in listed["entries"]}
+    assert times["synced/a"] == 1_012_709_106_500_000_000
+    assert times["synced/sub/b"] == (gateway.folder / "of-rclone/dated-back/sub/b").stat().st_mtime_ns == DATED_NS
 
 
 @works("virtual host")

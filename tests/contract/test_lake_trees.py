@@ -147,7 +147,7 @@ def test_a_tree_with_names_that_no_path_can_say_is_not_taken_for_whole(lake: Lak
     lake.put_tree("bkt/t", make(tmp_path / "source", {"a": b"1"}))
     bad = FileOutcome("", "bkt/t/a//b", Fate.SKIPPED, is_missing=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lakefs.trees.get_tree._TreeGet._wanted", lambda self, entry: self._end(bad))
+        patch.setattr("lakefs.trees.get_tree.TreeGet._wanted", lambda self, entry: self._end(bad))
         with pytest.raises(InvalidName, match="names in it can be no path"):
             lake.get_tree("bkt/t", tmp_path / "back")
 

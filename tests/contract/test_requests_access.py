@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from lakefs.errors import AccessKeyNotFound, BucketNotFound, InvalidArgument, InvalidName
+from lakefs.errors import AccessKeyNotFound, BucketNotFound, InvalidArgument, InvalidName, RequestTooLarge
 from lakefs.limits import ACCESS_KEY_BUCKETS_MAX
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
@@ -102,6 +102,28 @@ def test_a_secret_is_in_no_representation_of_what_has_it(kind: Kind) -> None:
         told = f"{made!r} {m.AccessKeys([made])!r} {made}"
         assert made.secret_key not in told
         assert made.access_key in told
+
+    kind.run(body)
+
+
+def test_a_bucket_s_tags_and_cors_rules_stay_beside_its_other_settings(kind: Kind) -> None:
+    async def body(engine: Engine) -> None:
+        client = engine.client
+        await ask(client, m.BucketCreate("bkt"), m.Buckets)
+        rules = [m.CorsRule(["http://*"], ["GET"], ["*"], ["etag"], 5, "one"), m.CorsRule(["*"], ["PUT"])]
+        (answer,) = (await ask(client, m.BucketSet("bkt", tags={"a": "ü", "b": ""}, cors=rules), m.Buckets)).buckets
+        assert (answer.tags, answer.cors) == ({"a": "ü", "b": ""}, rules)
+        await ask(client, m.BucketSet("bkt", anonymous_read=True, versioning="enabled"), m.Buckets)
+        kept = await bucket(client, "bkt")
+        assert (kept.tags, kept.cors, kept.anonymous_read, kept.versioning) == (answer.tags, rules, True, "enabled")
+        (listed,) = (await ask(client, m.BucketList(), m.Buckets)).buckets
+        assert (listed.tags, listed.cors, listed.anonymous_read) == ({}, [], True)
+        await refused(client, RequestTooLarge, m.BucketSet("bkt", tags={"a": "x" * (32 << 10)}))
+        await ask(client, m.BucketSet("bkt", tags={}), m.Buckets)
+        left = await bucket(client, "bkt")
+        assert (left.tags, left.cors) == ({}, rules)
+        await ask(client, m.BucketSet("bkt", cors=[]), m.Buckets)
+        assert await bucket(client, "bkt") == m.BucketStat("bkt", left.created_ns, left.node, True, "enabled")
 
     kind.run(body)
 

@@ -60,6 +60,8 @@ CHANGES: dict[str, Made] = {
     "delete": lambda upon: m.DeleteNames([("bkt", "d/a")], conditions=[upon], folders=True),
     "rename_from": lambda upon: m.Rename("bkt", "d/a", "bkt", "e/moved", condition=upon, folders=True),
     "rename_to": lambda upon: m.Rename("bkt", "e/b", "bkt", "d/moved", to_condition=upon, folders=True),
+    "exchange_from": lambda upon: m.Exchange("bkt", "d/a", "e/b", condition=upon, folders=True),
+    "exchange_to": lambda upon: m.Exchange("bkt", "e/b", "d/a", to_condition=upon, folders=True),
     "set_attributes": lambda upon: m.SetAttributes("bkt", "d/a", condition=upon, mode=0o600),
 }
 

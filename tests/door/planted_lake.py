@@ -248,8 +248,8 @@ def _puts_without_type() -> None:
 
     read = GatheredPuts._change
 
-    def forgetful(puts: GatheredPuts, put: Put, now_ns: int) -> NameChange | None:
-        change = read(puts, put, now_ns)
+    def forgetful(puts: GatheredPuts, put: Put) -> NameChange | None:
+        change = read(puts, put)
         if change is not None:
             msgspec.structs.force_setattr(change.attributes, "content_type", "x")
         return change

@@ -28,7 +28,7 @@ class Port:
 
     number: int = 0
     reason: str | None = None
-    registry: CollectorRegistry = field(default_factory=lambda: new_registry("0.0.0"))
+    registry: CollectorRegistry = field(default_factory=lambda: new_registry(("0.0.0", "c0ffee")))
 
     async def connect(self) -> trio.SocketStream:
         return await trio.open_tcp_stream("127.0.0.1", self.number)
@@ -100,9 +100,9 @@ def test_metrics_are_the_registry_s_text() -> None:
         status, body = await port.get("/metrics?name[]=lake_chunks")
         assert status == 200
         assert b"\nlake_chunks 7.0\n" in body
-        assert b"# TYPE lake_build_info gauge" in body
+        assert b'lake_build_info{commit="c0ffee",version="0"} 1.0' in body
 
-    _with_port(scenario, Port(registry=new_registry("0", [Reading("lake_chunks", "Chunks.", lambda: 7)])))
+    _with_port(scenario, Port(registry=new_registry(("0", "c0ffee"), [Reading("lake_chunks", "Chunks.", lambda: 7)])))
 
 
 def test_head_has_the_headers_of_get_and_no_body() -> None:
@@ -244,7 +244,7 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(admin, "_send", watched_send)
     large = {f"value-{number:06}-{'x' * 100}": 1.0 for number in range(40_000)}
-    registry = new_registry("0", [Reading("lake_large", "Large.", lambda: large, label="of")])
+    registry = new_registry(("0", "c0ffee"), [Reading("lake_large", "Large.", lambda: large, label="of")])
 
     async def scenario(port: Port) -> None:
         async with await port.connect() as stream:
@@ -295,7 +295,7 @@ def test_a_broken_collector_fails_its_scrape_and_nothing_else(log_lines: list[st
         assert (await port.get("/metrics"))[0] == 500
         assert await port.get("/health") == (200, b"ok\n")
 
-    _with_port(scenario, Port(registry=new_registry("0", [Reading("lake_broken", "Broken.", broken)])))
+    _with_port(scenario, Port(registry=new_registry(("0", "c0ffee"), [Reading("lake_broken", "Broken.", broken)])))
     assert [line["path"] for line in log_lines if line["log_level"] == "error"] == ["/metrics"]
 
 
@@ -309,7 +309,7 @@ def test_stopping_closes_waiting_clients_and_finishes_the_answer_under_way() -> 
 
         large = {f"value-{number:06}-{'x' * 100}": 1.0 for number in range(60_000)}
         readings = [Reading("lake_asked", "Asked.", read), Reading("lake_large", "Large.", lambda: large, label="of")]
-        port = Port(registry=new_registry("0", readings))
+        port = Port(registry=new_registry(("0", "c0ffee"), readings))
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 listeners = await nursery.start(_serve, port)

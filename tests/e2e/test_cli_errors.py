@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from lakefs.version import VERSION
+from lakefs.version import VERSION, commit
 from tests.e2e.served import LAKE, ROOT, Served, environment, lake, serving
 from tests.served_devices import CYCLES, DEVICES
 
@@ -23,7 +23,7 @@ def test_the_version_is_printed_without_loading_the_client() -> None:
     script = "import sys; from cli.main import run; run(['--version']); print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
     first, loaded = done.stdout.splitlines()
-    assert first == f"lake {VERSION}"
+    assert first == f"lake {VERSION} (commit {commit()})"
     assert not {"trio", "rich", "engine", "lmdb", "msgspec", "lakefs.client"} & set(loaded.split())
 
 

@@ -34,7 +34,7 @@ def test_an_object_named_as_a_part_is_an_object_like_any_other(served: Served, t
     contents = {PART: b"m" * size, "small": os.urandom(size), ".small.2.lake-part": b"2"}
     put_all(served, {f"parts{size}/k/{name}": content for name, content in contents.items()})
     for _ in range(2):
-        got = json.loads(served.good("get", "-r", "--json", f"parts{size}/k", tmp_path / "out").out)
+        got = json.loads(served.good("get", "-r", "-f", "--json", f"parts{size}/k", tmp_path / "out").out)
         assert got["totals"]["fetched"] == 3
         assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == contents
         for path in (tmp_path / "out").iterdir():
@@ -101,7 +101,7 @@ def test_nothing_is_written_through_a_linked_folder_unless_that_is_asked_for(ser
     assert json.loads(done.out)["totals"]["failed"] == 5
     assert [str(path.relative_to(outside)) for path in sorted(outside.rglob("*"))] == ["b", "b/x"]
     assert (outside / "b" / "x").read_bytes() == b"precious"
-    served.good("get", "-r", "--follow", "folders/k", target)
+    served.good("get", "-r", "--follow", "--force", "folders/k", target)
     assert (outside / "b" / "x").read_bytes() == b"new"
     assert (outside / "large").stat().st_size == 9 * MIB
     assert (target / "a").is_symlink()

@@ -210,8 +210,8 @@ def test_put_says_that_it_made_a_bucket_and_nothing_else_makes_one(served: Serve
     assert (refused.code, "lake bucket create fresh" in refused.err) == (66, True)
     assert served("put", "-", "fresh/" + "k" * 2000, stdin=b"x").err.count("\n") == 1, "no bucket was made"
     assert "fresh" not in served.good("ls").lines
-    assert served.good("put", "-", "fresh/x", stdin=b"x").err == told
-    assert served.good("put", "-", "fresh/y", stdin=b"x").err == ""
+    assert served.good("put", "-q", "-", "fresh/x", stdin=b"x").err == told
+    assert served.good("put", "-q", "-", "fresh/y", stdin=b"x").err == ""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "x").write_bytes(b"x")
     made = served.good("put", "-r", "--json", tmp_path / "in", "second/k")

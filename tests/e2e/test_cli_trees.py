@@ -34,16 +34,18 @@ def make_tree(root: Path) -> None:
     (root / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + os.urandom(2 * MIB))
     (root / "run.sh").write_bytes(b"#!/bin/sh\n")
     (root / "run.sh").chmod(0o755)
+    (root / "sub" / "deep").chmod(0o750)
+    (root / "empty").chmod(0o555)
     os.utime(root / "zero", ns=(0, 1_600_000_000_123_456_789))
 
 
 def listing(root: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Return mode, time and content of each path below; folders have neither time nor content."""
+    """Return mode, time and content of each path below; of folders only the mode."""
     found: dict[str, tuple[int, int, bytes]] = {}
     for path in root.rglob("*"):
         name = str(path.relative_to(root))
         if path.is_dir():
-            found[name] = (0, 0, b"")
+            found[name] = (stat.S_IMODE(path.stat().st_mode), 0, b"")
         else:
             status = path.stat()
             found[name] = (stat.S_IMODE(status.st_mode), status.st_mtime_ns, path.read_bytes())
@@ -91,7 +93,7 @@ def test_what_is_there_already_is_left_alone_both_ways(served: Served, tmp_path:
         damaged[-1] ^= 1
         path.write_bytes(damaged)
     (tmp_path / "out" / "edge").unlink()
-    got = served.good("get", "-r", "--json", "again/k", tmp_path / "out")
+    got = served.good("get", "-r", "--force", "--json", "again/k", tmp_path / "out")
     fetched = {name for name, file in by_name(got.out).items() if file["status"] == "fetched"}
     assert fetched == {f"again/k/{name}" for name in ("big", "sub/f200", "m.safetensors", "edge")}
     out = listing(tmp_path / "out")

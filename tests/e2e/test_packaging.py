@@ -15,6 +15,7 @@ import pytest
 from lakefs.version import VERSION
 from tests.style.source_tree import PRODUCT_PACKAGES, ROOT, tracked_files
 
+COMMIT = "0123456789abcdef" * 2 + "01234567"
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
@@ -35,12 +36,14 @@ def _run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what git would commit: building leaves nothing in the tree."""
+    """A copy of what git would commit: building leaves nothing in the tree.  It says that a commit is checked out."""
     folder = tmp_path_factory.mktemp("checkout")
     for path in tracked_files():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, target)
+    (folder / ".git").mkdir()
+    (folder / ".git" / "HEAD").write_text(f"{COMMIT}\n")
     return folder
 
 
@@ -61,7 +64,7 @@ def _clean_venv(folder: Path) -> Path:
 
 def _assert_works(python: Path, away: Path) -> None:
     lake = python.with_name("lake")
-    assert VERSION in _run(lake, "--version", cwd=away)
+    assert _run(lake, "--version", cwd=away) == f"lake {VERSION} (commit {COMMIT[:12]})\n"
     # -f: mount(8) only pretends.
     _run(python.with_name("mount.lake"), "lake", away, "-f", cwd=away)
     probe = "import lakefs, engine.format, gateway.admin.server, fuse.errno_map, cli.terminal; print(lakefs.__file__)"

@@ -44,3 +44,17 @@ def test_the_commands_of_readme_work_as_they_are_printed() -> None:
         assert said == ["lake: bucket models did not exist, and was made"], done
         assert "stopped" in done.text, done
         assert "model.safetensors" in done.text
+
+
+def test_readme_says_what_a_machine_needs_and_mounts_beside_any_checkout() -> None:
+    text = (ROOT / "README.md").read_text()
+    begin = text.split("\n## Use\n")[0]
+    clone = re.search(r"^ {4}git clone URL (\S+) && cd (\S+)", begin, flags=re.MULTILINE)
+    assert clone is not None
+    assert clone[1] == clone[2]
+    assert begin.index("apt-get install git make python3-venv") < clone.start(), "before it"
+    folders = re.findall(r"lake (?:un)?mount (\S+)", text)
+    assert set(folders) == {"~/lake-mount"}
+    assert clone[1] not in folders[0], "a checkout has another name, whatever folder it is in"
+    readers = re.findall(r"^\| (?:run jobs|have S3|operate|read or change)", begin, flags=re.MULTILINE)
+    assert len(readers) == 4

@@ -9,11 +9,13 @@ from email.utils import formatdate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+from urllib.error import HTTPError
 from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.e2e.s3_client import client_of
+from tests.e2e.s3_client import client_of, url_of
 from tests.e2e.s3_raw import Signed, Signer, signer_of
 from tests.e2e.served import Served, serving
 
@@ -297,3 +299,21 @@ def test_a_wrong_region_is_told_the_right_one_in_a_header(s3: Signer) -> None:
     for method, target in (("HEAD", "/bucket"), ("GET", "/bucket"), ("HEAD", "/bucket/c")):
         answer = elsewhere.ask(method, target)
         assert (answer.status, answer.headers["x-amz-bucket-region"]) == (400, "us-east-1")
+
+
+def test_whoever_has_the_url_of_lake_presign_gets_and_puts_the_object(served: Served, boto: Any, s3: Signer) -> None:
+    boto.put_object(Bucket="other", Key="for others/ü+~.txt", Body=b"content")
+    options = ("--endpoint-url", url_of(served), "--access-key", s3.access_key)
+    name = "other/for others/ü+~.txt"
+    url = served.good("presign", name, *options).text.strip()
+    with urlopen(url, timeout=30) as answer:
+        assert answer.read() == b"content"
+    put = served.good("presign", "--method", "PUT", name, *options).text.strip()
+    with urlopen(Request(put, data=b"changed", method="PUT"), timeout=30) as answer:
+        assert answer.status == 200
+    assert boto.get_object(Bucket="other", Key="for others/ü+~.txt")["Body"].read() == b"changed"
+    for spoilt in (url.replace(".txt", ".tex"), url + "&partNumber=1", put):
+        with pytest.raises(HTTPError) as refused:
+            urlopen(spoilt, timeout=30)
+        with refused.value:
+            assert refused.value.code == 403

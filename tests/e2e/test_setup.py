@@ -122,3 +122,64 @@ def test_a_system_without_debian_s_tools_is_told_what_it_must_have(machine: Mach
     )
     assert f"make sure that it has what these packages bring: {' '.join(_wanted())}" in done.stderr
     assert machine.apt_calls == []
+
+
+FAKE_PYTHON = r"""
+case "$*" in
+    *"sys.version_info"*) exit 0 ;;
+    *"print(sys.executable)"*) echo "$0" ;;
+    "--version") echo Python 3.11.2 ;;
+    "-m venv .venv") [ -e TOOLS/no-venv ] && exit 1; mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
+    *"-m pip"*"-r "*) echo "$*" >> TOOLS/pip.log; cat "${@: -1}" > TOOLS/requirements.log ;;
+    *"-m pip"*) echo "$*" >> TOOLS/pip.log ;;
+    *sysconfig*) echo -O2 ;;
+esac
+"""
+
+
+@pytest.fixture
+def without_root(machine: Machine) -> Machine:
+    """A machine with an ordinary user, who may not become root; its Python notes what pip is to install."""
+    machine.install_tool("id", "echo 1000")
+    machine.install_tool("sudo", "exit 1")
+    machine.install_tool("pkg-config", "exit 1")
+    machine.install_tool("python3", FAKE_PYTHON.replace("TOOLS", str(machine.tools)))
+    for folder in ("requirements", "engine", "fuse", "gateway", "lakefs"):
+        (machine.checkout / folder).mkdir()
+    for name in ("runtime", "demo", "dev"):
+        shutil.copy(ROOT / "requirements" / f"{name}.txt", machine.checkout / "requirements")
+    shutil.copy(ROOT / "pyproject.toml", machine.checkout)
+    return machine
+
+
+def test_a_user_without_root_gets_what_a_virtual_environment_can_hold(without_root: Machine) -> None:
+    done = without_root.setup("demo")
+    assert done.returncode == 0, done
+    assert without_root.apt_calls == []
+    missing = [name for name in _wanted() if name != "gcc"]
+    for package, purpose in (("fuse3", "lake mount"), ("libfuse3-dev", "lake mount"), ("python3-dev", "the engine")):
+        assert f"setup:   {package}, for {purpose}" in done.stderr
+    assert f"run it again: apt-get install {' '.join(missing)}\n" in done.stderr
+    installed = (without_root.tools / "requirements.log").read_text()
+    assert "pyfuse3" not in installed
+    wanted = (ROOT / "requirements" / "demo.txt").read_text()
+    assert installed.splitlines() == [line for line in wanted.splitlines() if not line.startswith("pyfuse3")]
+    assert any("-e ." in call for call in (without_root.tools / "pip.log").read_text().splitlines())
+    assert "as far as it goes without root" in done.stdout
+    assert not (without_root.checkout / ".venv" / "stamp-demo").exists(), "it is tried again"
+
+
+def test_a_machine_without_virtual_environments_says_what_is_missing(without_root: Machine) -> None:
+    (without_root.tools / "no-venv").touch()
+    done = without_root.setup("demo")
+    assert done.returncode != 0
+    assert "a .venv needs the package python3-venv" in done.stderr
+    assert not (without_root.checkout / ".venv").exists()
+
+
+def test_a_user_with_sudo_has_the_packages_installed(without_root: Machine) -> None:
+    without_root.install_tool("sudo", '[ "$1" = -n ] && exit 0; exec "$@"')
+    done = without_root.setup("demo")
+    assert done.returncode == 1
+    assert "could not be installed" in done.stderr
+    assert [call.split()[0] for call in without_root.apt_calls] == ["install", "update"]

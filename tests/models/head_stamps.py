@@ -4,12 +4,14 @@ One name, whose stamp is the version that it is bound to.  The head's memory has
 use it; the client on its machine keeps an answer, and repeats it in three steps, which may be far apart: it loads the
 right's end, compares the stamp, and looks at the clock.  What passes from the leader to the head is in order: turns,
 answers, rights.  A side that takes no step while ticks pass is one that was stopped, or cannot be reached.  The clock
-of the head's machine may lose a tick, once in a run.
+of the head's machine may lose a tick, once in a run.  The leader keeps the end of the rights that it gave: when its
+process is killed, the next one on its machine revokes its lease behind that end, and whoever leads then begins.
 
 A state is (leader, log, answered, on the way, head, client, ticks that may still be lost):
 
 - leader: (ticks left of its lease, version, the head was sent the present one, ticks of the head's right that it gave,
-  newest turn that the head has not said, version + 1 of an answer for the head that waits, the next leader has begun);
+  newest turn that the head has not said, version + 1 of an answer for the head that waits, the next leader has begun,
+  ticks to the end of the right that it has kept);
 - log: the version that the log has; the next leader begins with it;
 - answered: the newest version that any answer has told, with the next leader only what the log has;
 - on the way to the head: (TURN, version), (ANSWER, version), (RIGHT, ticks);
@@ -25,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-Leader = tuple[int, int, int, int, int, int, int]
+Leader = tuple[int, int, int, int, int, int, int, int]
 Message = tuple[int, int]
 Messages = tuple[Message, ...]
 Head = tuple[int, int, int, int, int]
@@ -61,6 +63,8 @@ class Rules(NamedTuple):
     """The head counts as one that was sent the stamp from the step on in which its answer was read."""
     rights_stay_behind_turns: bool = True
     joining_ends_what_clients_keep: bool = True
+    ends_are_kept_before_rights_are_given: bool = True
+    restarts_wait_for_the_kept_end: bool = True
 
 
 AS_DESIGNED: Final = Rules()
@@ -76,7 +80,7 @@ class HeadStamps:
         self._lease, self._right, self._messages = lease, right, messages
 
     def initial(self) -> State:
-        return (self._lease, 0, 0, 0, 0, 0, 0), 0, 0, (), _NEW_HEAD, _NOTHING_KEPT, 1
+        return (self._lease, 0, 0, 0, 0, 0, 0, 0), 0, 0, (), _NEW_HEAD, _NOTHING_KEPT, 1
 
     def form(self, state: State) -> State:
         return state
@@ -101,13 +105,15 @@ class HeadStamps:
     # --- leader ------------------------------------------------------------------------------------------
 
     def _changing(self, state: State) -> Iterator[Step]:
-        (lease, version, known, right, owed, answer, following), log, answered, queue, head, client, clocks = state
+        (lease, version, known, right, owed, answer, following, kept), log, answered, queue, head, client, clocks = (
+            state
+        )
         if following:
             return
         if version < self._changes and (not known or len(queue) < self._messages):
             new = version + 1
             turned = (*queue, (TURN, new)) if known else queue
-            leader = (lease, new, 0, right, new if known else owed, answer, 0)
+            leader = (lease, new, 0, right, new if known else owed, answer, 0, kept)
             word = ", and a turn is sent" if known else ""
             yield f"the leader decides version {new}{word}", (leader, log, answered, turned, head, client, clocks)
         if log < version:
@@ -125,12 +131,14 @@ class HeadStamps:
 
     def _answering(self, state: State) -> Iterator[Step]:
         """Let the leader read for a client of the head, and answer when that is durable."""
-        (lease, version, known, right, owed, answer, following), log, answered, queue, head, client, clocks = state
+        (lease, version, known, right, owed, answer, following, kept), log, answered, queue, head, client, clocks = (
+            state
+        )
         if following:
             return
         noted = self._rules.noted_when_read
         if lease and not answer:
-            leader = (lease, version, 1 if noted else known, right, owed, version + 1, 0)
+            leader = (lease, version, 1 if noted else known, right, owed, version + 1, 0, kept)
             yield (
                 f"the leader reads version {version} for the head",
                 (leader, log, answered, queue, head, client, clocks),
@@ -140,16 +148,21 @@ class HeadStamps:
         read = answer - 1
         if (read <= log and (not owed or not right)) or not self._rules.taught_behind_durable:
             sent = (*queue, (ANSWER, read))
-            leader = (lease, version, known if noted else 1, right, owed, 0, 0)
+            leader = (lease, version, known if noted else 1, right, owed, 0, 0, kept)
             yield f"the head is sent version {read}", (leader, log, answered, sent, head, client, clocks)
 
     def _rights(self, state: State) -> Iterator[Step]:
-        (lease, version, known, right, owed, answer, following), log, answered, queue, head, client, clocks = state
+        (lease, version, known, right, owed, answer, following, kept), log, answered, queue, head, client, clocks = (
+            state
+        )
         if following:
             return
         if lease and lease < self._lease:
-            leader = (self._lease, version, known, right, owed, answer, 0)
+            leader = (self._lease, version, known, right, owed, answer, 0, kept)
             yield "the leader's lease is kept alive", (leader, log, answered, queue, head, client, clocks)
+        if kept < right:
+            leader = (lease, version, known, right, owed, answer, 0, right)
+            yield "the leader keeps the end of the right", (leader, log, answered, queue, head, client, clocks)
         is_asked = head[2] and not any(kind == RIGHT for kind, _ in queue)
         if not is_asked or len(queue) == self._messages:
             return
@@ -162,23 +175,30 @@ class HeadStamps:
             return
         given = (RIGHT, ticks)
         sent = (*queue, given) if self._rules.rights_stay_behind_turns else (given, *queue)
-        leader = (lease, version, known, max(right, ticks + longer), owed, answer, 0)
+        right = max(right, ticks + longer)
+        kept = right if self._rules.ends_are_kept_before_rights_are_given else kept
+        leader = (lease, version, known, right, owed, answer, 0, kept)
         yield f"the leader gives a right of {ticks} ticks", (leader, log, answered, sent, head, client, clocks)
 
     def _next_leader(self, state: State) -> Iterator[Step]:
         leader, log, answered, queue, head, client, clocks = state
         if not leader[6]:
+            begun = (0, log, 0, leader[3], 0, 0, 1, 0)
             if not leader[0]:
-                begun = (0, log, 0, leader[3], 0, 0, 1)
                 yield f"the next leader begins with version {log}", (begun, log, log, queue, head, client, clocks)
+            elif not leader[7] or not self._rules.restarts_wait_for_the_kept_end:
+                yield (
+                    f"the leader is killed, its restart revokes its lease, and the next begins with version {log}",
+                    (begun, log, log, queue, head, client, clocks),
+                )
             return
         if log < self._changes:
-            changed = (0, log + 1, 0, leader[3], 0, 0, 1)
+            changed = (0, log + 1, 0, leader[3], 0, 0, 1, 0)
             yield (
                 f"the next leader changes to version {log + 1}, and answers",
                 (changed, log + 1, log + 1, queue, head, client, clocks),
             )
-        joined = (self._lease, log, 0, 0, 0, 0, 0)
+        joined = (self._lease, log, 0, 0, 0, 0, 0, 0)
         if self._rules.joining_ends_what_clients_keep:
             head, client = _NEW_HEAD, _NOTHING_KEPT
         yield "the head joins the next leader", (joined, log, answered, (), (*head[:2], 0, 0, 0), client, clocks)
@@ -248,13 +268,15 @@ class HeadStamps:
             yield "the client looks at the clock, and repeats its answer", behind((REPEATED, 0, before, version))
 
     def _time(self, state: State) -> Iterator[Step]:
-        (lease, version, known, right, owed, answer, following), log, answered, queue, head, client, clocks = state
+        (lease, version, known, right, owed, answer, following, kept), log, answered, queue, head, client, clocks = (
+            state
+        )
         counter, end, asked, says, turning = head
-        kept, (steps, loaded, before, repeated) = client
-        older = (max(0, lease - 1), version, known, max(0, right - 1), owed, answer, following)
+        keeps, (steps, loaded, before, repeated) = client
+        older = (max(0, lease - 1), version, known, max(0, right - 1), owed, answer, following, max(0, kept - 1))
         asked = min(asked + 1, self._right + 1) if asked else 0
         after = (counter, max(0, end - 1), asked, says, turning)
-        read = (kept, (steps, max(0, loaded - 1), before, repeated))
+        read = (keeps, (steps, max(0, loaded - 1), before, repeated))
         yield "a tick", (older, log, answered, queue, after, read, clocks)
         if clocks:
             yield "a tick that the head's clock loses", (older, log, answered, queue, head, client, clocks - 1)

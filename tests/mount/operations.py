@@ -236,7 +236,7 @@ PROBES: Final[tuple[tuple[str, str, Callable[[Path], object]], ...]] = (
     ("rename over a file", "atomic", _rename_over),
     ("rename a folder", "one record, whatever is below", _rename_folder),
     ("rename `RENAME_NOREPLACE`, target there", "", _rename_flags(_RENAME_NOREPLACE)),
-    ("rename `RENAME_EXCHANGE`", "", _rename_flags(_RENAME_EXCHANGE)),
+    ("rename `RENAME_EXCHANGE`", "atomic, of any two kinds", _rename_flags(_RENAME_EXCHANGE)),
     ("symlink, readlink", "targets to 4,095 bytes", _symlink),
     ("link", "hard links are not offered", _link_count),
     ("mknod: pipe", "", lambda place: os.mkfifo(place / "pipe")),

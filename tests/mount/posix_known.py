@@ -29,8 +29,8 @@ KNOWN: Final[tuple[Known, ...]] = (
     Known(f"*.mknod(*: {_REFUSED}", _NO_LINKS),
     Known(f"*.bind(*: {_REFUSED}", _NO_LINKS),
     Known(
-        "*.rename2(*: gives ('error', 'EINVAL'), locally ('ok', None)",
-        "`RENAME_EXCHANGE` and `RENAME_WHITEOUT` are refused with `EINVAL`.",
+        "*.rename2(*, 4): gives ('error', 'EINVAL'), locally ('ok', None)",
+        "`RENAME_WHITEOUT` is refused with `EINVAL`.",
     ),
     Known("open O_TMPFILE: *'ENOTSUP')*", "`O_TMPFILE` is refused with `EOPNOTSUPP`."),
     Known("*.fallocate(*: gives ('error', 'ENOTSUP')*", _FALLOCATE),

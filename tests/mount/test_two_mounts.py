@@ -22,6 +22,7 @@ from tests.mount.posix_calls import Caller
 from tests.mount.tools import catch_up, content
 
 IN_DELETE_SELF: Final = 0x400
+_RENAME_EXCHANGE: Final = 2
 pytestmark = [pytest.mark.slow, pytest.mark.fuse]
 
 
@@ -289,3 +290,24 @@ def test_attributes_follow(here: Path, there: Path) -> None:
     status = (there / "file").stat()
     assert (status.st_mode & 0o7777, status.st_mtime_ns) == (0o640, 10**18 + 1)
     assert os.getxattr(there / "file", "user.note") == b"seen"
+
+
+def test_an_exchange_keeps_what_is_open_and_written_and_is_seen_elsewhere(here: Path, there: Path) -> None:
+    (here / "folder").mkdir()
+    (here / "folder" / "in").write_bytes(b"in")
+    (here / "file").write_bytes(b"file")
+    catch_up(here, there)
+    eventually((there / "folder" / "in").exists, "the new name is not seen")
+    written = os.open(here / "file", os.O_RDWR)
+    below = os.open(here / "folder" / "in", os.O_WRONLY | os.O_APPEND)
+    os.write(written, b"FI")
+    os.write(below, b"side")
+    Caller().rename2(str(here / "file"), str(here / "folder"), _RENAME_EXCHANGE)
+    assert os.pread(written, 9, 0) == b"FIle"
+    assert (os.listdir(here / "file"), (here / "folder").read_bytes()) == (["in"], b"FIle")
+    os.pwrite(written, b"!", 4)
+    for opened in (written, below):
+        os.close(opened)
+    for place in (here, there):
+        eventually((place / "folder").is_file, "the exchange is not seen")
+        assert ((place / "folder").read_bytes(), (place / "file" / "in").read_bytes()) == (b"FIle!", b"inside")

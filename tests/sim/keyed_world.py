@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from types import SimpleNamespace
 from typing import Final
 from unittest import mock
 
@@ -190,7 +189,6 @@ class KeyedWorld:
         with (
             mock.patch("engine.superblock.superblock.new_id16", self._new_id16),
             mock.patch("engine.sessions.references.new_id16", self._new_id16),
-            mock.patch("lakefs.lake.lake_steps.time", SimpleNamespace(time_ns=self.clock.wall_ns)),
             mock.patch("engine.keyed.spaces.KEYED_QUOTA_BYTES_MIN", 1),
             mock.patch("engine.process.shared_index_life.KEYED_INDEX_ENTRIES_MIN", 800),
         ):

@@ -11,9 +11,9 @@ from typing import Final
 from tests.style.source_tree import ROOT, definitions, parsed, product_files, python_files, statements, tracked_files
 
 TOP_LEVEL: Final = {
-    ".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "bench", "cli",
-    "debian-packages-dev.txt", "debian-packages-lab.txt", "debian-packages.txt", "deploy", "docs", "engine", "fuse",
-    "gateway", "lab", "lakefs", "pyproject.toml", "requirements", "scripts", "systemd", "tests",
+    ".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "bench",
+    "cli", "debian-packages-dev.txt", "debian-packages-lab.txt", "debian-packages.txt", "deploy", "docs", "engine",
+    "fuse", "gateway", "lab", "lakefs", "pyproject.toml", "requirements", "scripts", "systemd", "tests",
 }  # fmt: skip
 
 # Put together here, so that this file does not contain them either.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Final, NamedTuple
 
 from gateway.http.messages import Response
@@ -42,7 +41,7 @@ async def copy_object(call: Call) -> Response:
     condition = write_condition(call.headers)
     copying = Copy(*name, call.bucket, call.key, attributes, condition, tags=tags, version=found.version)
     stat = await call.ask_one(copying)
-    fields = element("LastModified", iso_time(stat.mtime_ns)) + element("ETag", f'"{stat.etag}"')
+    fields = element("LastModified", iso_time(stat.last_modified_ns)) + element("ETag", f'"{stat.etag}"')
     fields += checksum_elements(stat.checksums)
     headers = version_headers(stat) + version_headers(source, COPIED_VERSION_HEADER)
     return xml_response(document("CopyObjectResult", fields), headers)
@@ -78,7 +77,7 @@ async def copy_source(call: Call) -> CopySource:
             "InvalidRequest",
             "The source of a copy request may not specifically refer to a delete marker by version id.",
         )
-    modified_s = source.mtime_ns // 1_000_000_000
+    modified_s = source.last_modified_ns // 1_000_000_000
     if check_conditions(call.headers, source.etag, modified_s, _PREFIX) is not SourceCondition.PROCEED:
         raise precondition_failed()
     return CopySource(Name(bucket, key), source, version)
@@ -93,7 +92,7 @@ def _is_replaced(call: Call) -> bool:
 
 def _replacement(call: Call, source: ObjectStat) -> ObjectAttributes:
     kind, etag = _kept_etag(source)
-    return attributes_of(call.headers, time.time_ns(), etag_kind=kind, etag=etag, sums=source.checksums)
+    return attributes_of(call.headers, etag_kind=kind, etag=etag, sums=source.checksums)
 
 
 def _kept_etag(source: ObjectStat) -> tuple[int, bytes]:

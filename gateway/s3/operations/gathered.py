@@ -10,7 +10,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -63,11 +62,10 @@ class GatheredPuts:
                 self._door.give_back(put, InternalError("an error in the gateway"))
 
     async def _store(self, puts: Sequence[Put]) -> None:
-        now_ns = time.time_ns()
         changes: list[NameChange] = []
         taken: list[Put] = []
         for put in puts:
-            change = self._change(put, now_ns)
+            change = self._change(put)
             if change is None:
                 self._door.give_back(put)
             else:
@@ -100,7 +98,7 @@ class GatheredPuts:
                 written.append((put, stat, result.stamps))
         self._door.learn_puts(written, reply.epoch)
 
-    def _change(self, put: Put, now_ns: int) -> NameChange | None:
+    def _change(self, put: Put) -> NameChange | None:
         """Return what a PUT asks for; None if it must not be done."""
         target, headers = put.target, put.headers
         head = RequestHead("PUT", target, target, b"", put.host, _VERSION, headers, keep_alive=True)
@@ -116,7 +114,7 @@ class GatheredPuts:
             return None
         if not named.key:
             return None
-        attributes = attributes_of(headers, now_ns, etag_kind=ETAG_MD5, etag=put.md5, sums=sums)
+        attributes = attributes_of(headers, etag_kind=ETAG_MD5, etag=put.md5, sums=sums)
         return NameChange(named.bucket, named.key, b"", attributes, NO_CONDITION)
 
 

@@ -142,7 +142,7 @@ def _entry(entry: ListEntry, shown: Callable[[str], str], owner: str) -> str:
     if entry.is_prefix:
         return f"<CommonPrefixes>{element('Prefix', key)}</CommonPrefixes>"
     return (
-        f"<Contents>{element('Key', key)}<LastModified>{iso_time(entry.mtime_ns)}</LastModified>"
+        f"<Contents>{element('Key', key)}<LastModified>{iso_time(entry.last_modified_ns)}</LastModified>"
         f"<ETag>&quot;{entry.etag}&quot;</ETag>{checksum_kinds(entry.checksum_names)}<Size>{entry.size_bytes}</Size>"
         f"{owner}<StorageClass>STANDARD</StorageClass></Contents>"
     )

@@ -7,7 +7,6 @@ is completed, and the checksum of the whole, are in `gateway.s3.operations.state
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from typing import Final
 
@@ -59,7 +58,7 @@ _RANGE: Final = re.compile(rb"bytes=([0-9]{1,15})-([0-9]{1,15})")
 async def create_multipart_upload(call: Call) -> Response:
     """Begin an upload; the object will have the metadata of this request."""
     details = checksum_details(call)
-    attributes = attributes_of(call.headers, time.time_ns())
+    attributes = attributes_of(call.headers)
     upload = await call.lakes.driver.run(create_upload(Name(call.bucket, call.key), attributes, details))
     fields = [element("Bucket", call.bucket), element("Key", call.key), element("UploadId", upload.upload.hex())]
     headers = [(f"x-amz-{name}".encode(), value.encode()) for name, value in details.items()]

@@ -82,7 +82,7 @@ async def get_object_attributes(call: Call) -> Response:
         "ObjectSize": element("ObjectSize", stat.size_bytes),
     }
     fields = "".join(said[name] for name in _NAMES if name in wanted)
-    modified = (b"Last-Modified", format_http_date(stat.mtime_ns // _NS).encode())
+    modified = (b"Last-Modified", format_http_date(stat.last_modified_ns // _NS).encode())
     headers = [modified, *version_headers(stat)]
     return xml_response(document("GetObjectAttributesResponse", fields), headers)
 
@@ -125,14 +125,14 @@ def _answer(call: Call, opened: Opened, part: _AskedPart | None) -> Response | N
 
 def _selected(call: Call, stat: ObjectStat) -> ByteRange | NoRange:
     headers = call.headers
-    if not range_holds(headers.get(b"if-range"), stat.etag, stat.mtime_ns // _NS):
+    if not range_holds(headers.get(b"if-range"), stat.etag, stat.last_modified_ns // _NS):
         return NoRange.WHOLE
     return select_range(headers.get(b"range"), stat.size_bytes)
 
 
 def _condition_refusal(call: Call, stat: ObjectStat) -> Response | None:
     """Return a 304, or raise S3Error 412, if the request's conditions do not hold."""
-    match check_conditions(call.headers, stat.etag, stat.mtime_ns // _NS):
+    match check_conditions(call.headers, stat.etag, stat.last_modified_ns // _NS):
         case Condition.FAILED:
             raise precondition_failed()
         case Condition.NOT_MODIFIED:

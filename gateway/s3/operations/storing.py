@@ -7,7 +7,6 @@ The header of a safetensors file, at most 32 MiB, is received whole first: it ha
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -88,7 +87,7 @@ async def _put_chunks(call: Call, incoming: Incoming, condition: Condition) -> O
 
 async def _proven_change(call: Call, incoming: Incoming, condition: Condition) -> NameChange:
     sums = await incoming.finish()
-    attributes = attributes_of(call.headers, time.time_ns(), etag_kind=ETAG_MD5, etag=incoming.md5, sums=sums)
+    attributes = attributes_of(call.headers, etag_kind=ETAG_MD5, etag=incoming.md5, sums=sums)
     return NameChange(call.bucket, call.key, b"", attributes, condition)
 
 

@@ -82,7 +82,7 @@ def refuse_marker(stat: ObjectStat) -> None:
                 "Allow": "DELETE",
                 "x-amz-delete-marker": "true",
                 "x-amz-version-id": stat.version,
-                "Last-Modified": format_http_date(stat.mtime_ns // 1_000_000_000),
+                "Last-Modified": format_http_date(stat.last_modified_ns // 1_000_000_000),
             },
         )
 
@@ -231,7 +231,7 @@ def _entry(entry: VersionEntry, shown: Callable[[str], str]) -> str:
         return f"<CommonPrefixes>{element('Prefix', key)}</CommonPrefixes>"
     fields = (
         f"{element('Key', key)}{element('VersionId', entry.version)}{element('IsLatest', entry.is_latest)}"
-        f"<LastModified>{iso_time(entry.mtime_ns)}</LastModified>"
+        f"<LastModified>{iso_time(entry.last_modified_ns)}</LastModified>"
     )
     if entry.is_marker:
         return f"<DeleteMarker>{fields}{OWNER}</DeleteMarker>"

@@ -22,10 +22,20 @@ from lakefs.limits import S3_TAGS_MAX
 from lakefs.wire.messages import ObjectAttributes, ObjectStat
 
 DEFAULT_CONTENT_TYPE: Final = "binary/octet-stream"
+BUCKET_TAGS_MAX: Final = 50
+"""S3's limit for the tags of one bucket."""
 _META: Final = b"x-amz-meta-"
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _CLEAN: Final = bytes(32 if byte < 32 or byte == 127 else byte for byte in range(256))
 _META_BYTES_MAX: Final = 2048
+MTIME: Final = "mtime"
+"""Name of the user's metadata in which rclone, s3fs and others keep a file's modification time."""
+_MTIME: Final = re.compile(r"(-?)([0-9]{1,10})(?:\.([0-9]{0,32}))?", re.ASCII)
+_MTIME_LIMIT_NS: Final = 1 << 63
+"""The store has times of 64 bits in ns, to the year 2262."""
+_NS: Final = 1_000_000_000
+_OBJECT: Final = 2
+"""Kind of a stat."""
 KEPT: Final = {
     b"cache-control": "Cache-Control",
     b"content-disposition": "Content-Disposition",
@@ -53,14 +63,12 @@ _OF_S3: Final = "aws:"
 
 
 def attributes_of(
-    headers: Mapping[bytes, bytes],
-    now_ns: int,
-    *,
-    etag_kind: int = 0,
-    etag: bytes = b"",
-    sums: Mapping[str, bytes] = {},
+    headers: Mapping[bytes, bytes], *, etag_kind: int = 0, etag: bytes = b"", sums: Mapping[str, bytes] = {}
 ) -> ObjectAttributes:
-    """Return the attributes that a PUT's headers set.  S3Error if the metadata are too large, or tags are invalid."""
+    """Return the attributes that a PUT's headers set.  S3Error if the metadata are too large, or tags are invalid.
+
+    The modification time is the one of x-amz-meta-mtime; without one, the time at which the store binds the name.
+    """
     metadata = {
         name[len(_META) :].decode("latin-1"): value.decode("latin-1")
         for name, value in headers.items()
@@ -80,7 +88,7 @@ def attributes_of(
         if not coding:
             del kept[KEPT[_CODED]]
     return ObjectAttributes(
-        mtime_ns=now_ns,
+        mtime_ns=read_mtime(metadata[MTIME]) or 0 if MTIME in metadata else 0,
         content_type=headers.get(b"content-type", DEFAULT_CONTENT_TYPE.encode()).decode("latin-1"),
         user_metadata=metadata,
         headers=kept,
@@ -94,7 +102,7 @@ def attributes_of(
 def object_headers(stat: ObjectStat) -> list[tuple[bytes, bytes]]:
     """Return the headers of GET and HEAD for an object, without length and checksums."""
     headers = [
-        (b"Last-Modified", format_http_date(stat.mtime_ns // 1_000_000_000).encode()),
+        (b"Last-Modified", format_http_date(stat.last_modified_ns // 1_000_000_000).encode()),
         (b"ETag", b'"%b"' % stat.etag.encode()),
         (b"Accept-Ranges", b"bytes"),
         (b"Content-Type", _text(stat.content_type or DEFAULT_CONTENT_TYPE)),
@@ -102,10 +110,42 @@ def object_headers(stat: ObjectStat) -> list[tuple[bytes, bytes]]:
     if stat.version:
         headers.append((b"x-amz-version-id", stat.version.encode()))
     headers += [(_text(name), _text(value)) for name, value in stat.headers.items()]
-    headers += [(_META + _text(name), _text(value)) for name, value in stat.user_metadata.items()]
+    headers += [(_META + _text(name), _text(value)) for name, value in _shown_metadata(stat).items()]
     if stat.tags:
         headers.append((b"x-amz-tagging-count", b"%d" % len(stat.tags)))
     return headers
+
+
+def _shown_metadata(stat: ObjectStat) -> Mapping[str, str]:
+    """Return the user's metadata, with the modification time if a client of any kind has set it, and it is not there.
+
+    One that was sent is shown as it was sent, unless the time was changed since, as by the mount.
+    """
+    if not stat.bound_ns or stat.kind != _OBJECT:
+        return stat.user_metadata
+    sent = stat.user_metadata.get(MTIME)
+    if sent is not None and read_mtime(sent) == stat.mtime_ns:
+        return stat.user_metadata
+    return {**stat.user_metadata, MTIME: mtime_text(stat.mtime_ns)}
+
+
+def read_mtime(text: str) -> int | None:
+    """Parse seconds since 1970 with a fraction, as rclone writes them, to ns; None for any other text."""
+    match = _MTIME.fullmatch(text)
+    if match is None:
+        return None
+    sign, seconds, fraction = match.groups()
+    time_ns = int(seconds) * _NS + int((fraction or "")[:9].ljust(9, "0"))
+    if time_ns >= _MTIME_LIMIT_NS:
+        return None
+    return -time_ns if sign else time_ns
+
+
+def mtime_text(time_ns: int) -> str:
+    """Return a time as rclone writes it: `1354040105.123456789`, without zeros at the end."""
+    seconds, rest_ns = divmod(abs(time_ns), _NS)
+    sign = "-" if time_ns < 0 else ""
+    return f"{sign}{seconds}.{rest_ns:09}".rstrip("0").removesuffix(".") if rest_ns else f"{sign}{seconds}"
 
 
 def kept_composite(algorithm: Algorithm, text: str) -> dict[str, bytes]:
@@ -174,10 +214,11 @@ def tags_of_copy(headers: Mapping[bytes, bytes]) -> dict[str, str] | None:
     return tags_of_header(headers) if directive == "REPLACE" else None
 
 
-def checked_tags(tags: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Check tags.  S3Error BadRequest for more than ten, InvalidTag for a key or value that no tag has."""
-    if len(tags) > S3_TAGS_MAX:
-        raise S3Error(400, "BadRequest", f"Object tags cannot be greater than {S3_TAGS_MAX}")
+def checked_tags(tags: Sequence[tuple[str, str]], most: int = S3_TAGS_MAX) -> dict[str, str]:
+    """Check tags.  S3Error BadRequest for more than `most`, InvalidTag for a key or value that no tag has."""
+    if len(tags) > most:
+        kind = "Object" if most == S3_TAGS_MAX else "Bucket"
+        raise S3Error(400, "BadRequest", f"{kind} tags cannot be greater than {most}")
     checked: dict[str, str] = {}
     for key, value in tags:
         if not key or not _is_text(key, _KEY_UNITS_MAX):

@@ -20,11 +20,16 @@ from xml.parsers import expat
 
 from gateway.http.ranges import header_date
 from gateway.s3.protocol.checksums import ELEMENTS, Algorithm, decoded
+from gateway.s3.protocol.cors import METHODS, RULES_MAX
 from gateway.s3.protocol.errors import S3Error, not_implemented
 from gateway.s3.protocol.headers import read_size
 from lakefs.limits import DELETE_BATCH, S3_PARTS_MAX, S3_XML_BODY_BYTES_MAX, S3_XML_DEPTH_MAX, S3_XML_ELEMENTS_MAX
+from lakefs.wire.messages import CorsRule
 
 _NUMBER: Final = re.compile(r"[0-9]{1,5}")
+_SECONDS: Final = re.compile(r"[0-9]{1,9}")
+_FIELD_NAME: Final = re.compile(r"[!#$%&'+.^_`|~0-9A-Za-z-]{1,256}")
+_ID_CHARACTERS_MAX: Final = 255
 _ALGORITHMS: Final = {name: algorithm for algorithm, name in ELEMENTS.items()}
 
 
@@ -38,6 +43,16 @@ _DELETE: Final[_Shape] = {
 }
 _COMPLETE: Final[_Shape] = {"Part": {"PartNumber": _TEXT, "ETag": _TEXT, **dict.fromkeys(_ALGORITHMS, _TEXT)}}
 _TAGGING: Final[_Shape] = {"TagSet": {"Tag": {"Key": _TEXT, "Value": _TEXT}}}
+_CORS: Final[_Shape] = {
+    "CORSRule": {
+        "ID": _TEXT,
+        "AllowedHeader": _TEXT,
+        "AllowedMethod": _TEXT,
+        "AllowedOrigin": _TEXT,
+        "ExposeHeader": _TEXT,
+        "MaxAgeSeconds": _TEXT,
+    }
+}
 _VERSIONING: Final[_Shape] = {"Status": _TEXT, "MfaDelete": _TEXT}
 _NOT_OFFERED: Final = frozenset({
     "Bucket", "ChecksumMD5", "ChecksumSHA512", "ChecksumXXHASH128", "ChecksumXXHASH3", "ChecksumXXHASH64", "Location",
@@ -138,6 +153,14 @@ def read_tagging(body: bytes) -> list[tuple[str, str]]:
     return [(tag["Key"], tag["Value"]) for tag in tags]
 
 
+def read_cors(body: bytes) -> list[CorsRule]:
+    """Return the rules of CORSConfiguration, 1 to 100.  S3Error."""
+    rules = [_cors_rule(found) for found in _root(body, "CORSConfiguration", _CORS).all("CORSRule")]
+    if not 1 <= len(rules) <= RULES_MAX:
+        raise _malformed(f"a CORSConfiguration has 1 to {RULES_MAX} rules, not {len(rules)}")
+    return rules
+
+
 def read_versioning(body: bytes) -> str:
     """Return the Status of VersioningConfiguration: "Enabled", "Suspended", or "" for none.  S3Error."""
     fields = _root(body, "VersioningConfiguration", _VERSIONING).fields()
@@ -150,6 +173,34 @@ def read_versioning(body: bytes) -> str:
     if status not in ("", "Enabled", "Suspended"):
         raise _malformed("the Status of VersioningConfiguration is Enabled or Suspended")
     return status
+
+
+def _cors_rule(found: _Element) -> CorsRule:
+    """Read one rule.  S3Error InvalidRequest for a pattern or method that S3 has not."""
+    origins, methods, headers, exposed, ages, ids = (
+        [child.text.strip() for child in found.all(name)]
+        for name in ("AllowedOrigin", "AllowedMethod", "AllowedHeader", "ExposeHeader", "MaxAgeSeconds", "ID")
+    )
+    if not (origins and methods and all((*origins, *methods, *headers, *exposed))) or len(ages) > 1 or len(ids) > 1:
+        raise _malformed("a CORSRule has an AllowedOrigin, an AllowedMethod, and at most one ID and MaxAgeSeconds")
+    if any(not _SECONDS.fullmatch(age) for age in ages):
+        raise _malformed("the MaxAgeSeconds of a CORSRule is a number of seconds")
+    for method in methods:
+        if method not in METHODS:
+            message = f"Found unsupported HTTP method in CORS config. Unsupported method is {method[:64]}"
+            raise S3Error(400, "InvalidRequest", message)
+    for name, patterns in (("AllowedOrigin", origins), ("AllowedHeader", headers)):
+        for pattern in patterns:
+            if pattern.count("*") > 1:
+                message = f'{name} "{pattern[:256]}" can not have more than one wildcard.'
+                raise S3Error(400, "InvalidRequest", message)
+    for header in exposed:
+        if not _FIELD_NAME.fullmatch(header):
+            message = f'ExposeHeader "{header[:256]}" contains wildcard, or is no header.'
+            raise S3Error(400, "InvalidRequest", message)
+    if any(len(text) > _ID_CHARACTERS_MAX for text in ids):
+        raise S3Error(400, "InvalidRequest", f"The ID of a CORSRule has at most {_ID_CHARACTERS_MAX} characters.")
+    return CorsRule(origins, methods, headers, exposed, int(ages[0]) if ages else None, ids[0] if ids else "")
 
 
 def _delete_item(found: _Element) -> DeleteItem:

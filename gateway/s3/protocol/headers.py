@@ -24,7 +24,8 @@ from typing import Final
 from gateway.http.ranges import header_date
 from gateway.s3.protocol import checksums
 from gateway.s3.protocol.errors import S3Error, invalid_argument, not_implemented
-from gateway.s3.protocol.targets import READING, Operation
+from gateway.s3.protocol.operation import Operation
+from gateway.s3.protocol.targets import READING
 from gateway.s3.protocol.xml import OWNER_ID
 from lakefs.wire.messages import Condition
 
@@ -101,9 +102,11 @@ _OWN: Final[Mapping[Operation, frozenset[bytes]]] = {
     | {b"x-amz-checksum-type", b"x-amz-decoded-content-length", b"x-amz-mp-object-size"},
     Operation.ABORT_MULTIPART_UPLOAD: _NONE,
     Operation.LIST_PARTS: _NONE,
+    Operation.PUT_BUCKET_CORS: _BODY,
+    Operation.PUT_BUCKET_TAGGING: _BODY,
 }
-UNDERSTOOD: Final = {operation: _ALWAYS | _OWN[operation] for operation in Operation}
-"""Headers by operation; the import fails if an operation has no list."""
+UNDERSTOOD: Final = {operation: _ALWAYS | _OWN.get(operation, _NONE) for operation in Operation}
+"""Headers by operation; one without a list has no others than all have."""
 
 ONLY: Final[Mapping[bytes, frozenset[bytes]]] = {
     b"x-amz-api-version": frozenset((b"2006-03-01",)),

@@ -4,7 +4,7 @@ Rules kept here:
 - The bucket is the first part of the path, or the Host's labels before a configured suffix (virtual-host style).
 - A key is the rest of the path, percent-decoded once to UTF-8.  It is never normalised: `..`, `//` and `%2e%2e` are
   ordinary parts of keys.  A key with NUL, or of more than 1,024 bytes, is refused.
-- A sub-resource that this store does not have (`?acl`, `?policy`, ...) is 501 before any data is touched.  A request
+- A sub-resource that this store does not have (`?session`, ...) is 501 before any data is touched.  A request
   that would change something is also 501 if it has any other parameter that its operation does not know: a
   sub-resource unknown today must not overwrite a body.  Reads ignore such parameters, as S3 does.
 - A sub-resource of buckets that is asked of a key, or the reverse, is 400: the key's content is no answer to it.
@@ -19,7 +19,6 @@ Not decided here: that the bucket exists, and the caller's rights.
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -30,6 +29,7 @@ import msgspec
 
 from gateway.http.head import RequestHead
 from gateway.s3.protocol.errors import S3Error, bad_bucket, invalid_argument, not_implemented
+from gateway.s3.protocol.operation import BY_ID, SUB_RESOURCES, Level, Operation
 from lakefs.limits import KEY_BYTES_MAX, S3_QUERY_PARAMETERS_MAX
 from lakefs.names import invalid_bucket_name, is_bucket_name
 
@@ -55,38 +55,6 @@ _OF_SIGNATURES: Final = {
 """Parameters that `gateway.s3.protocol.sigv4` reads, and in no other spelling."""
 
 
-class Operation(enum.Enum):
-    """S3's names of the operations that are offered here."""
-
-    LIST_BUCKETS = "ListBuckets"
-    CREATE_BUCKET = "CreateBucket"
-    DELETE_BUCKET = "DeleteBucket"
-    HEAD_BUCKET = "HeadBucket"
-    GET_BUCKET_LOCATION = "GetBucketLocation"
-    GET_BUCKET_VERSIONING = "GetBucketVersioning"
-    PUT_BUCKET_VERSIONING = "PutBucketVersioning"
-    LIST_OBJECTS = "ListObjects"
-    LIST_OBJECTS_V2 = "ListObjectsV2"
-    LIST_OBJECT_VERSIONS = "ListObjectVersions"
-    LIST_MULTIPART_UPLOADS = "ListMultipartUploads"
-    DELETE_OBJECTS = "DeleteObjects"
-    GET_OBJECT = "GetObject"
-    HEAD_OBJECT = "HeadObject"
-    PUT_OBJECT = "PutObject"
-    COPY_OBJECT = "CopyObject"
-    DELETE_OBJECT = "DeleteObject"
-    GET_OBJECT_ATTRIBUTES = "GetObjectAttributes"
-    GET_OBJECT_TAGGING = "GetObjectTagging"
-    PUT_OBJECT_TAGGING = "PutObjectTagging"
-    DELETE_OBJECT_TAGGING = "DeleteObjectTagging"
-    CREATE_MULTIPART_UPLOAD = "CreateMultipartUpload"
-    UPLOAD_PART = "UploadPart"
-    UPLOAD_PART_COPY = "UploadPartCopy"
-    COMPLETE_MULTIPART_UPLOAD = "CompleteMultipartUpload"
-    ABORT_MULTIPART_UPLOAD = "AbortMultipartUpload"
-    LIST_PARTS = "ListParts"
-
-
 class Target(msgspec.Struct, frozen=True):
     """`bucket` "" is the service, `key` "" the bucket itself.  `parameters`: decoded, "" for one without a value.
 
@@ -100,12 +68,6 @@ class Target(msgspec.Struct, frozen=True):
     moved: dict[bytes, bytes] = {}
 
 
-class _Level(enum.Enum):
-    SERVICE = "the service"
-    BUCKET = "a bucket"
-    OBJECT = "an object"
-
-
 _Choice = tuple[frozenset[str], Operation]
 
 
@@ -114,9 +76,9 @@ def _when(operation: Operation, *present: str) -> _Choice:
 
 
 # The first choice whose parameters are all present is taken.
-_CHOICES: Final[Mapping[tuple[_Level, str], tuple[_Choice, ...]]] = {
-    (_Level.SERVICE, "GET"): (_when(Operation.LIST_BUCKETS),),
-    (_Level.BUCKET, "GET"): (
+_CHOICES: Final[Mapping[tuple[Level, str], tuple[_Choice, ...]]] = {
+    (Level.SERVICE, "GET"): (_when(Operation.LIST_BUCKETS),),
+    (Level.BUCKET, "GET"): (
         _when(Operation.GET_BUCKET_LOCATION, "location"),
         _when(Operation.GET_BUCKET_VERSIONING, "versioning"),
         _when(Operation.LIST_OBJECT_VERSIONS, "versions"),
@@ -124,27 +86,29 @@ _CHOICES: Final[Mapping[tuple[_Level, str], tuple[_Choice, ...]]] = {
         _when(Operation.LIST_OBJECTS_V2, "list-type"),
         _when(Operation.LIST_OBJECTS),
     ),
-    (_Level.BUCKET, "HEAD"): (_when(Operation.HEAD_BUCKET),),
-    (_Level.BUCKET, "PUT"): (_when(Operation.PUT_BUCKET_VERSIONING, "versioning"), _when(Operation.CREATE_BUCKET)),
-    (_Level.BUCKET, "DELETE"): (_when(Operation.DELETE_BUCKET),),
-    (_Level.BUCKET, "POST"): (_when(Operation.DELETE_OBJECTS, "delete"),),
-    (_Level.OBJECT, "GET"): (
+    (Level.BUCKET, "HEAD"): (_when(Operation.HEAD_BUCKET),),
+    (Level.BUCKET, "PUT"): (_when(Operation.PUT_BUCKET_VERSIONING, "versioning"), _when(Operation.CREATE_BUCKET)),
+    (Level.BUCKET, "DELETE"): (_when(Operation.DELETE_BUCKET),),
+    (Level.BUCKET, "POST"): (_when(Operation.DELETE_OBJECTS, "delete"),),
+    (Level.BUCKET, "OPTIONS"): (_when(Operation.OPTIONS_OBJECT),),
+    (Level.OBJECT, "GET"): (
         _when(Operation.GET_OBJECT_ATTRIBUTES, "attributes"),
         _when(Operation.GET_OBJECT_TAGGING, "tagging"),
         _when(Operation.LIST_PARTS, "uploadId"),
         _when(Operation.GET_OBJECT),
     ),
-    (_Level.OBJECT, "HEAD"): (_when(Operation.HEAD_OBJECT),),
-    (_Level.OBJECT, "PUT"): (
+    (Level.OBJECT, "HEAD"): (_when(Operation.HEAD_OBJECT),),
+    (Level.OBJECT, "OPTIONS"): (_when(Operation.OPTIONS_OBJECT),),
+    (Level.OBJECT, "PUT"): (
         _when(Operation.PUT_OBJECT_TAGGING, "tagging"),
         _when(Operation.UPLOAD_PART, "uploadId", "partNumber"),
         _when(Operation.PUT_OBJECT),
     ),
-    (_Level.OBJECT, "POST"): (
+    (Level.OBJECT, "POST"): (
         _when(Operation.CREATE_MULTIPART_UPLOAD, "uploads"),
         _when(Operation.COMPLETE_MULTIPART_UPLOAD, "uploadId"),
     ),
-    (_Level.OBJECT, "DELETE"): (
+    (Level.OBJECT, "DELETE"): (
         _when(Operation.DELETE_OBJECT_TAGGING, "tagging"),
         _when(Operation.ABORT_MULTIPART_UPLOAD, "uploadId"),
         _when(Operation.DELETE_OBJECT),
@@ -155,22 +119,23 @@ _COPIES: Final = {Operation.PUT_OBJECT: Operation.COPY_OBJECT, Operation.UPLOAD_
 
 READING: Final = frozenset(
     operation for (_, method), choices in _CHOICES.items() if method in ("GET", "HEAD") for _, operation in choices
+) | frozenset(
+    operation
+    for of_level in SUB_RESOURCES.values()
+    for operations in of_level.values()
+    for operation in (operations.get("GET"), BY_ID.get(operations.get("GET", Operation.GET_OBJECT)))
+    if operation is not None
 )
 """Operations that change nothing: those of GET and HEAD."""
-NOT_OFFERED: Final = frozenset({
-    "abac", "accelerate", "acl", "analytics", "annotation", "cors", "encryption", "intelligent-tiering",
-    "inventory", "legal-hold", "lifecycle", "logging", "metadataConfiguration", "metadataInventoryTable",
-    "metadataJournalTable", "metadataTable", "metrics", "notification", "object-lock", "ownershipControls",
-    "policy", "policyStatus", "publicAccessBlock", "renameObject", "replication", "requestPayment", "restore",
-    "retention", "select", "session", "torrent", "website",
-})  # fmt: skip
-"""Sub-resources of S3 that this store does not have."""
-_OF_BUCKETS_ELSEWHERE: Final = frozenset(("tagging",))
-"""Sub-resources offered for objects, not for buckets."""
-_ELSEWHERE: Final[Mapping[_Level, tuple[frozenset[str], str]]] = {
-    _Level.SERVICE: (frozenset(), ""),
-    _Level.BUCKET: (frozenset(("attributes", "uploadId")), "A key must be specified"),
-    _Level.OBJECT: (frozenset(("delete", "location", "uploads", "versioning", "versions")), "Key is not expected"),
+_OF_S3: Final = frozenset({
+    "abac", "annotation", "metadataConfiguration", "metadataInventoryTable", "metadataJournalTable", "metadataTable",
+    "session", *SUB_RESOURCES[Level.BUCKET], *SUB_RESOURCES[Level.OBJECT],
+}) - {"tagging"}  # fmt: skip
+"""Sub-resources of S3 that have no other operations here than SUB_RESOURCES names."""
+_ELSEWHERE: Final[Mapping[Level, tuple[frozenset[str], str]]] = {
+    Level.SERVICE: (frozenset(), ""),
+    Level.BUCKET: (frozenset(("attributes", "uploadId")), "A key must be specified"),
+    Level.OBJECT: (frozenset(("delete", "location", "uploads", "versioning", "versions")), "Key is not expected"),
 }
 """Sub-resources of buckets that no key has, of keys that no bucket has, and what S3 says of them."""
 _OWN_PREFIX: Final = "x-"
@@ -203,7 +168,7 @@ def parse_target(head: RequestHead, domains: tuple[str, ...] = ()) -> Target:
     sent = parse_query(head.query) if head.query else {}
     parameters = {name: value for name, value in sent.items() if not _is_amz(name)}
     moved = {} if len(parameters) == len(sent) else _moved_headers(sent, head.headers)
-    level = _Level.OBJECT if key else _Level.BUCKET if bucket else _Level.SERVICE
+    level = Level.OBJECT if key else Level.BUCKET if bucket else Level.SERVICE
     operation = _operation(level, head.method, parameters)
     if b"x-amz-copy-source" in head.headers or b"x-amz-copy-source" in moved:
         operation = _COPIES.get(operation, operation)
@@ -265,13 +230,15 @@ def _moved_headers(sent: Mapping[str, str], headers: Mapping[bytes, bytes]) -> d
     return moved
 
 
-def _operation(level: _Level, method: str, parameters: Mapping[str, str]) -> Operation:
+def _operation(level: Level, method: str, parameters: Mapping[str, str]) -> Operation:
     choices = _CHOICES.get((level, method))
+    if method == "OPTIONS" and choices is not None:
+        return choices[-1][1]  # whatever the request is that it asks for
     if not parameters and choices is not None and not choices[-1][0]:
         return choices[-1][1]
-    refused = next((name for name in parameters if _is_refused(level, name)), None)
-    if refused is not None:
-        raise not_implemented(f"the sub-resource ?{refused}")
+    named = _of_sub_resource(level, method, parameters)
+    if named is not None:
+        return named
     if choices is None:
         raise _method_refusal(level, method)
     chosen = next((choice for choice in choices if choice[0] <= parameters.keys()), None)
@@ -280,14 +247,11 @@ def _operation(level: _Level, method: str, parameters: Mapping[str, str]) -> Ope
         raise not_implemented(f"{method} of {level.value} with these parameters")
     needed, operation = chosen
     if method in _WRITING:
-        known = needed | {"versionId"} if operation in _OF_VERSIONS else needed
-        unknown = [name for name in parameters if name not in known and not name.startswith(_OWN_PREFIX)]
-        if unknown:
-            raise not_implemented(f"{operation.value} with the query parameter {unknown[0][:64]!r}")
+        _check_known(operation, parameters, needed | {"versionId"} if operation in _OF_VERSIONS else needed)
     return operation
 
 
-def _check_level(level: _Level, method: str, parameters: Mapping[str, str], chosen: _Choice | None) -> None:
+def _check_level(level: Level, method: str, parameters: Mapping[str, str], chosen: _Choice | None) -> None:
     """Raise S3Error InvalidRequest for a sub-resource that the level does not have."""
     elsewhere, message = _ELSEWHERE[level]
     needed = chosen[0] if chosen is not None else frozenset()
@@ -296,11 +260,28 @@ def _check_level(level: _Level, method: str, parameters: Mapping[str, str], chos
         raise S3Error(400, "InvalidRequest", f"{message} for the {method} method ?{misplaced} subresource")
 
 
-def _is_refused(level: _Level, name: str) -> bool:
-    return name in NOT_OFFERED or (level is _Level.BUCKET and name in _OF_BUCKETS_ELSEWHERE)
+def _of_sub_resource(level: Level, method: str, parameters: Mapping[str, str]) -> Operation | None:
+    """Return the operation of the sub-resource that is named, None if none is.  S3Error for one that has none here."""
+    known = SUB_RESOURCES[level]
+    name = next((name for name in parameters if name in known or name in _OF_S3), None)
+    if name is None:
+        return None
+    operation = known.get(name, {}).get(method)
+    if operation is None:
+        raise not_implemented(f"{method} of the sub-resource ?{name}")
+    if method in _WRITING:
+        _check_known(operation, parameters, frozenset((name, "id")))
+    return BY_ID.get(operation, operation) if "id" in parameters else operation
 
 
-def _method_refusal(level: _Level, method: str) -> S3Error:
+def _check_known(operation: Operation, parameters: Mapping[str, str], known: frozenset[str]) -> None:
+    """Raise S3Error NotImplemented if a request that changes something has another parameter than these."""
+    unknown = [name for name in parameters if name not in known and not name.startswith(_OWN_PREFIX)]
+    if unknown:
+        raise not_implemented(f"{operation.value} with the query parameter {unknown[0][:64]!r}")
+
+
+def _method_refusal(level: Level, method: str) -> S3Error:
     if method in ("POST", "OPTIONS"):
         return not_implemented(f"{method} of {level.value}")
     allowed = sorted(name for at, name in _CHOICES if at is level)

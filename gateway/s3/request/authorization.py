@@ -12,8 +12,9 @@ from typing import Final
 import trio
 
 from gateway.s3.protocol.errors import S3Error
+from gateway.s3.protocol.operation import Operation
 from gateway.s3.protocol.signing import AccessKey
-from gateway.s3.protocol.targets import READING, Operation, Target
+from gateway.s3.protocol.targets import READING, Target
 from lakefs.wire.engine_port import EngineClient
 from lakefs.wire.messages import AccessKeyList, AccessKeys, BucketList, Buckets
 

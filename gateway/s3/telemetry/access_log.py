@@ -1,4 +1,4 @@
-"""The access log: one line of JSON for each request, or one of N; answers with a status of 500 and more always.
+"""The access log: one line of JSON for each request, or one of N; errors of the server always.
 
 Rules kept here:
 - Access key ids are logged; secrets, signatures and queries never.
@@ -29,6 +29,8 @@ from lakefs.limits import S3_ACCESS_LOG_BYTES_MAX
 from lakefs.ports import Offload
 
 STDERR: Final = "stderr"
+_NOT_IMPLEMENTED: Final = 501
+"""The status of what is not offered: no error of the server, though above 500."""
 _WRITE_EVERY_S: Final = 1.0
 WRITE_BYTES: Final = 64 << 10
 """Bytes of lines that are written at once."""
@@ -69,7 +71,8 @@ class AccessLog:
     ) -> None:
         """Note one request."""
         self._turn += 1
-        if self._turn < self._one_of and response.status < 500:
+        is_ours = response.status >= 500 and response.status != _NOT_IMPLEMENTED
+        if self._turn < self._one_of and not is_ours:
             return
         if self._turn >= self._one_of:
             self._turn = 0

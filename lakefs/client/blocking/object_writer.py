@@ -15,7 +15,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-import time
 import warnings
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -154,7 +153,7 @@ class ObjectWriter(io.BufferedIOBase):
         self._commit()
 
     def _commit(self) -> None:
-        attributes = ObjectAttributes(mtime_ns=time.time_ns())
+        attributes = ObjectAttributes()
         change = NameChange(*self._name, b"", attributes, self._condition, self._create_bucket)
         if self._is_stored:
             self._store_gathered()

@@ -41,7 +41,7 @@ _LOST_BY_LIES = {
         Finding.CHECKPOINT_DAMAGED,
     )
 }
-"""What a disk may have lost that lied about syncs: a value of a key, and a checkpoint beside a whole journal."""
+"""A disk that lied about syncs may have lost these: a value of a key, and a checkpoint beside a whole journal."""
 Where = dict[tuple[ChunkId, int], list[MemberId]]
 
 

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from unittest import mock
 
 import trio
@@ -263,7 +262,6 @@ class World:
             mock.patch("engine.superblock.superblock.new_id16", self._new_id16),
             mock.patch("engine.sessions.references.new_id16", self._new_id16),
             mock.patch("engine.uploads.keys.new_id16", self._new_id16),
-            mock.patch("lakefs.lake.lake_steps.time", SimpleNamespace(time_ns=self.clock.wall_ns)),
         ):
             yield
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from cli.main import COMMANDS
+from cli.main import COMMANDS, run
 from cli.mount.engine_wait import until_reached
 from cli.mount.fstab import from_mount, from_mount_fuse
 from cli.mount.options import parse_mount_options
@@ -34,6 +35,14 @@ def test_options_become_the_fields_of_a_mount() -> None:
         "engine_wait_s": 60.0,
         "kernel_options": frozenset({"noatime", "noexec"}),
     }
+
+
+def test_an_installation_without_pyfuse3_says_what_root_has_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyfuse3", None)
+    assert run(["mount", str(tmp_path)]) == 74
+    assert "as root: apt-get install fuse3 gcc libfuse3-dev pkg-config python3-dev" in capsys.readouterr().err
 
 
 def test_what_mount_8_hands_to_every_helper_changes_nothing() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 
 import pytest
 
 import engine
+from cli.operate import doctor
 from cli.operate.doctor import (
     NATIVE_MODULES,
     NEEDED_MODULES,
@@ -26,6 +28,17 @@ def test_it_looks_for_every_dependency_and_every_native_module() -> None:
     assert sorted(PYTHON_PACKAGES) == sorted(wanted)
     modules = [module["name"] for module in project["tool"]["setuptools"]["ext-modules"]]
     assert sorted(NATIVE_MODULES) == sorted(modules)
+
+
+def test_a_package_without_which_only_the_mount_is_missing_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "version", gone)
+    found = {finding.detail.split()[0]: finding for finding in doctor._python_packages() if finding.verdict != "ok"}
+    assert found["pyfuse3"].verdict == "warn"
+    assert "no lake mount" in found["pyfuse3"].detail
+    assert found["lmdb"].verdict == "fail"
 
 
 def test_the_modules_without_a_substitute_are_those_that_the_engine_refuses_to_run_without() -> None:

@@ -11,8 +11,9 @@ import trio
 from engine.format.group_parts import FIRST_SHARD
 from engine.group_log.leader_log import LeaderLog
 from engine.group_log.log_bounds import LEADER_MARGIN_S
-from engine.head.head_stamps import Followed, HeadStamps
-from engine.metadata.head_turns import RIGHT_S, SLOTS_AT_ONCE, HeadTurns
+from engine.head import head_stamps
+from engine.head.head_stamps import HeadStamps
+from engine.metadata.head_turns import RIGHT_S, SLOTS_AT_ONCE, Followed, HeadTurns
 from lakefs.errors import CoordinatorLost
 from lakefs.stamps.stamps import STAMP
 from lakefs.wire import messages as m
@@ -118,7 +119,7 @@ def test_a_right_is_taken_behind_the_turns_that_come_with_it(part: bytearray | N
 
     stamps = object.__new__(HeadStamps)
     stamps._stamps = Noted()  # type: ignore[assignment]
-    stamps._shards = {FIRST_SHARD: Followed(part, turns=b"turns")}
+    stamps._shards = {FIRST_SHARD: head_stamps.Followed(part, turns=b"turns")}
     assert stamps.make(m.TurnsFollowed(7, STAMP.pack(1, 1), 5), 100) == 7
     assert steps == ["turn", "right_end_ns"]
 
@@ -146,7 +147,9 @@ def test_a_right_is_given_only_with_the_last_of_many_turns() -> None:
         turns.turn_all()
         count = 0
         while True:
-            followed = await turns.follow(head, 0, 1.0)
+            sent: list[Followed] = []
+            turns.follow(head, 1.0, sent.append)
+            (followed,) = sent
             count += len(followed.stamps) // STAMP.size
             assert len(followed.stamps) <= SLOTS_AT_ONCE * STAMP.size
             if followed.number:

@@ -16,7 +16,7 @@ from engine.namespace.removal import remove, remove_version
 from engine.namespace.tree import Resolved
 from engine.namespace.versions import version_id
 from lakefs.errors import FolderNotEmpty, KeyDeleted, KeyNotFound, PreconditionFailed, VersionIsMarker, VersionNotFound
-from lakefs.wire.messages import NO_CONDITION, Condition, ListVersions, VersionEntry
+from lakefs.wire.messages import NO_CONDITION, BucketSet, Condition, ListVersions, VersionEntry
 from tests.lengths import repeated
 from tests.unit.support.shelf import NOW_NS, Shelf, an_object, blob
 from tests.unit.support.tree_check import check_tree
@@ -94,7 +94,7 @@ class VersionsAgainstAModel:
         return version_id(self.bucket(), found.node)
 
     def set_versioning(self, versioning: str) -> None:
-        self.shelf.store.run(lambda t: set_bucket(t, "b", None, versioning))
+        self.shelf.store.run(lambda t: set_bucket(t, BucketSet("b", versioning=versioning)))
         self.model.versioning = versioning
 
     def put(self, key: str) -> None:

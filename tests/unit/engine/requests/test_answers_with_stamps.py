@@ -185,6 +185,7 @@ plain = st.one_of(
     st.builds(m.DeleteNames, st.lists(any_names, min_size=1, max_size=3), conditions, coins, coins),
     st.builds(m.Rename, buckets, keys, buckets, keys, coins, coins, coins, coins),
     st.builds(m.Rename, buckets, folders, buckets, folders, coins, coins, coins, coins),
+    st.builds(m.Exchange, buckets, st.one_of(keys, folders), st.one_of(keys, folders)),
     st.builds(m.Copy, buckets, keys, buckets, keys, st.none() | attributes, create_bucket=coins),
     st.builds(m.MakeFolder, buckets, folders, coins, coins, st.none() | attributes),
     st.builds(m.RemoveFolder, buckets, folders, coins),

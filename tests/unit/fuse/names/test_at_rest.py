@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import trio
 
-from fuse.names.changes import _at_rest
+from fuse.names.changes import at_rest
 from fuse.state.inodes import Inode
 from tests.unit.fuse.names.slow_mount import SlowMount
 
@@ -37,7 +37,7 @@ def test_a_file_that_is_closed_while_another_comes_to_rest_is_left_out() -> None
             for name, node in (("a", 11), ("b", 12))
         )
         first.file, second.file = cast(Any, File(1, second)), cast(Any, File(2))
-        async with _at_rest([second, None, first]):
+        async with at_rest([second, None, first]):
             assert held == [1]
 
     trio.run(main)

@@ -35,12 +35,12 @@ def test_a_reading_is_read_at_each_scrape_and_not_before() -> None:
 
 def test_labelled_counters_keep_their_labels_and_their_name() -> None:
     registry = new_registry(
-        "1.2.3", [Reading("lake_requests_total", "Requests.", lambda: {"put": 3, "get": 4.5}, label="op")]
+        ("1.2.3", "c0ffee"), [Reading("lake_requests_total", "Requests.", lambda: {"put": 3, "get": 4.5}, label="op")]
     )
     samples = _samples(registry)
     assert samples["lake_requests_total", "put"] == 3
     assert samples["lake_requests_total", "get"] == 4.5
-    assert samples["lake_build_info", "1.2.3"] == 1
+    assert registry.get_sample_value("lake_build_info", {"version": "1.2.3", "commit": "c0ffee"}) == 1
     assert samples["lake_start_time_seconds", ""] > 0
     assert samples["process_resident_memory_bytes", ""] > 0
 

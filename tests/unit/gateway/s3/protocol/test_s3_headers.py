@@ -9,7 +9,7 @@ import pytest
 from gateway.s3.dispatch import OPERATIONS
 from gateway.s3.protocol.errors import S3Error
 from gateway.s3.protocol.headers import META, ONLY, UNDERSTOOD, check_headers
-from gateway.s3.protocol.targets import Operation
+from gateway.s3.protocol.operation import Operation
 from tests.style.source_tree import ROOT
 
 PAGE = ROOT / "docs/s3.md"

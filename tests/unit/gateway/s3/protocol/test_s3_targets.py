@@ -9,7 +9,8 @@ from hypothesis import given, settings, strategies as st
 
 from gateway.http.head import RequestHead
 from gateway.s3.protocol.errors import S3Error
-from gateway.s3.protocol.targets import NOT_OFFERED, Operation, Target, parse_copy_source, parse_target
+from gateway.s3.protocol.operation import BY_ID, NOT_OFFERED, SUB_RESOURCES, Level, Operation
+from gateway.s3.protocol.targets import Target, parse_copy_source, parse_target
 from lakefs.names import is_bucket_name
 from tests.lengths import repeated
 
@@ -79,7 +80,14 @@ def test_every_operation_can_be_asked_for() -> None:
         for mark in test_method_level_and_parameters_name_the_operation.pytestmark  # type: ignore[attr-defined]
         for number in range(len(mark.args[1]))
     }
-    assert asked | {Operation.COPY_OBJECT, Operation.UPLOAD_PART_COPY} == set(Operation)
+    of_sub_resources = {
+        operation
+        for of_level in SUB_RESOURCES.values()
+        for operations in of_level.values()
+        for operation in operations.values()
+    }
+    others = {Operation.COPY_OBJECT, Operation.UPLOAD_PART_COPY, Operation.OPTIONS_OBJECT, *BY_ID.values()}
+    assert asked | others | of_sub_resources == set(Operation)
 
 
 def test_a_copy_is_a_put_with_a_source() -> None:
@@ -88,7 +96,48 @@ def test_a_copy_is_a_put_with_a_source() -> None:
     assert parse("PUT", "/bkt/k?tagging", copy_source="b/k").operation is Operation.PUT_OBJECT_TAGGING
 
 
-@pytest.mark.parametrize("name", sorted(NOT_OFFERED))
+OF_LEVELS = [(level, name) for level, names in SUB_RESOURCES.items() for name in names]
+WITHOUT_OPERATIONS = ["abac", "annotation", "metadataConfiguration", "metadataTable", "session"]
+PATHS = {Level.BUCKET: "/bkt", Level.OBJECT: "/bkt/k"}
+
+
+@pytest.mark.parametrize(("level", "name"), OF_LEVELS)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "POST", "DELETE"])
+def test_a_sub_resource_is_its_own_operation_or_touches_nothing(level: Level, name: str, method: str) -> None:
+    known = SUB_RESOURCES[level][name].get(method)
+    for query in (name, f"{name}="):
+        if known is None and (level, name) != (Level.OBJECT, "tagging"):
+            assert refusal(method, f"{PATHS[level]}?{query}") == (501, "NotImplemented")
+        else:
+            assert parse(method, f"{PATHS[level]}?{query}&x-id=Any").operation is known
+    if method != "GET" and method != "HEAD":
+        for query in (f"{name}=1&partNumber=1&uploadId=u", f"uploads&delete&{name}"):
+            assert refusal(method, f"{PATHS[level]}?{query}") == (501, "NotImplemented")
+
+
+def test_an_entry_of_a_list_of_configurations_is_asked_for_by_its_id() -> None:
+    assert parse("GET", "/bkt?inventory").operation is Operation.LIST_BUCKET_INVENTORY_CONFIGURATIONS
+    assert parse("GET", "/bkt?inventory&id=one").operation is Operation.GET_BUCKET_INVENTORY_CONFIGURATION
+    assert parse("DELETE", "/bkt?metrics&id=one").operation is Operation.DELETE_BUCKET_METRICS_CONFIGURATION
+
+
+def test_what_sets_a_configuration_is_refused_under_its_name() -> None:
+    for method, target, operation in (
+        ("PUT", "/bkt?policy", Operation.PUT_BUCKET_POLICY),
+        ("PUT", "/bkt/k?acl", Operation.PUT_OBJECT_ACL),
+        ("POST", "/bkt/k?restore", Operation.RESTORE_OBJECT),
+    ):
+        assert parse(method, target).operation is operation
+        assert operation in NOT_OFFERED
+
+
+@pytest.mark.parametrize("query", ["", "?uploads", "?policy&X-Amz-Signature=1", "?session"])
+@pytest.mark.parametrize("path", ["/bkt", "/bkt/k"])
+def test_a_preflight_may_ask_for_any_request(path: str, query: str) -> None:
+    assert parse("OPTIONS", path + query).operation is Operation.OPTIONS_OBJECT
+
+
+@pytest.mark.parametrize("name", WITHOUT_OPERATIONS)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "POST", "DELETE"])
 @pytest.mark.parametrize("path", ["/bkt", "/bkt/k"])
 def test_a_sub_resource_that_is_not_offered_touches_nothing(name: str, method: str, path: str) -> None:
@@ -103,19 +152,18 @@ def test_a_sub_resource_that_is_not_offered_touches_nothing(name: str, method: s
         ("PUT", "/bkt/k?uploadId=u"),
         ("PUT", "/bkt/k?partNumber=1"),
         ("PUT", "/bkt/k?versionId=v"),
-        ("PUT", "/bkt/k?%61cl"),
         ("PUT", "/bkt/k?Acl"),
         ("PUT", "/bkt?location"),
         ("PUT", "/bkt/k?X-mine"),
-        ("PUT", "/bkt?tagging"),
-        ("DELETE", "/bkt?tagging"),
         ("DELETE", "/bkt?delete"),
         ("DELETE", "/bkt/k?some-day"),
         ("POST", "/bkt/k?uploads&some-day"),
         ("POST", "/bkt"),
         ("POST", "/bkt/k"),
         ("POST", "/"),
-        ("OPTIONS", "/bkt/k"),
+        ("PUT", "/bkt/k?%61cl&versionId=v"),
+        ("PUT", "/bkt?cors&some-day"),
+        ("OPTIONS", "/"),
     ],
 )
 def test_a_write_with_an_unknown_wish_is_not_done(method: str, target: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from gateway.s3.protocol.targets import Operation
+from gateway.s3.protocol.operation import Operation
 from gateway.s3.telemetry.notes import keep_noted, note_of
 from gateway.s3.telemetry.traffic import CLASSES, OPERATIONS, Snapshot
 from lakefs.errors import EngineUnreachable, LakeError, UnsupportedVersion

@@ -11,7 +11,8 @@ from prometheus_client.exposition import generate_latest
 
 from gateway.http.head import parse_head
 from gateway.http.messages import Request, Response
-from gateway.s3.protocol.targets import Operation, Target
+from gateway.s3.protocol.operation import Operation
+from gateway.s3.protocol.targets import Target
 from gateway.s3.telemetry.access_log import AccessLog
 from gateway.s3.telemetry.traffic import BOUNDS_S, OPERATIONS, Connections, Snapshot, Traffic, TrafficCollector
 from lakefs.errors import LocalFileError
@@ -80,10 +81,10 @@ def test_processes_add_up() -> None:
 
 def test_every_operation_and_status_has_its_place() -> None:
     for operation in Operation:
-        for status in (100, 200, 304, 404, 503):
+        for status, shown in ((100, "1xx"), (200, "2xx"), (304, "3xx"), (404, "4xx"), (501, "501"), (503, "5xx")):
             traffic = Traffic()
             traffic.answered(request(operation), Response(status), 0.0, 0.0, 0, 0)
-            name = f'lake_s3_requests_total{{operation="{operation.value}",status="{status // 100}xx"}}'
+            name = f'lake_s3_requests_total{{operation="{operation.value}",status="{shown}"}}'
             assert counted(traffic._counts)[name] == 1
     assert len(Snapshot().times) == len(OPERATIONS) * (len(BOUNDS_S) + 1)
 
@@ -104,6 +105,13 @@ def test_an_answer_that_ended_early_is_told_apart() -> None:
     traffic.answered(request(Operation.GET_OBJECT), Response(200, length=9, stream=stream), 0.0, 0.1, 0, 9)
     assert seen == [(4, True), (9, False)]
     assert traffic._counts.cut_short == 1
+
+
+def test_a_sample_of_the_log_has_each_error_of_the_server_and_no_more_of_what_is_not_offered(tmp_path: Path) -> None:
+    log = AccessLog(str(tmp_path / "log"), 1000, InlineOffload())
+    for status in (501, 500, 503, 501):
+        log.answered(request(Operation.PUT_BUCKET_POLICY), Response(status), 0.1, 0.1, 0, 0, False)
+    assert [line.partition(b'"status":')[2][:3] for line in log._lines] == [b"500", b"503"]
 
 
 def test_what_a_log_cannot_hold_or_write_is_dropped_and_counted(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Sync and diff: a folder, a bucket or a prefix of it, compared with another, name by name, and made like it."""

@@ -1,0 +1,45 @@
+"""Sides of a sync as they are named, and its pace."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from cli.moving.sides import Lakes, places_of
+from cli.moving.sync_account import Pace
+from fuse.kernel import mount_point
+from fuse.kernel.mount_point import LAKE_TYPE, MountEntry
+from lakefs.client.blocking.lake import Lake
+from lakefs.errors import InvalidArgument
+
+
+def test_a_folder_in_a_mount_of_a_lake_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tmp_path.stat().st_dev
+    mounted = f"{os.major(found)}:{os.minor(found)}"
+
+    def mounts(device: str = "") -> list[MountEntry]:
+        return [MountEntry(mounted, tmp_path, LAKE_TYPE, "lake")] if device == mounted else []
+
+    lake = cast("Lake", None)
+    name, below = "lake://models/k", str(tmp_path / "not" / "there")
+    assert places_of(name, below, Lakes(lake, lake))[1].is_folder
+    monkeypatch.setattr(mount_point, "all_mounts", mounts)
+    for sides in ((name, below), (below, name)):
+        with pytest.raises(InvalidArgument, match="in a mount of a lake"):
+            places_of(*sides, Lakes(lake, lake))
+
+
+def test_a_pace_holds_what_moves_to_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0 + sum(slept))
+    monkeypatch.setattr(time, "sleep", cast("Any", slept.append))
+    pace = Pace(1000)
+    for count in (500, 0, 1500):
+        pace.moved(count)
+    assert slept == [0.5, 1.5]
+    Pace(0).moved(1 << 40)
+    assert slept == [0.5, 1.5]

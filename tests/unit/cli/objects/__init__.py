@@ -1,0 +1,1 @@
+"""Tests of the commands on names, run in this process on a store that stays open."""
