@@ -47,5 +47,6 @@ def test_every_block_of_the_page_runs(
             assert capsys.readouterr().out.startswith("'models/nothing' does not exist")
             assert (tmp_path / "run1.back/log").read_text() == "step 1"
             assert not names["lake"].exists("models/run1/log")
+            assert names["lake"].get("models/in-step/log") == b"step 1"
         finally:
             names["lake"].close()
