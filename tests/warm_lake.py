@@ -45,8 +45,8 @@ _REQUEST_BYTES: Final = 1 << 17
 _STREAMS_MAX: Final = 4
 """Descriptors of a request: the standard streams, and a member's socket to its parent."""
 _PACKAGES: Final = ("lakefs", "engine", "fuse", "gateway", "cli")
-_LEFT_OUT: Final = ("lakefs.plugins.kv.vllm_tier", "engine.etcd.")
-"""A plug-in that only its host can import, and the client of etcd: gRPC is not made for a process that forks."""
+_LEFT_OUT: Final = ("lakefs.plugins.kv.vllm_tier", "lakefs.plugins.mlflow.", "engine.etcd.")
+"""Plug-ins that only their hosts can import, and the client of etcd: gRPC is not made for a process that forks."""
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 

@@ -29,6 +29,7 @@ from lakefs.errors import ChunkNotFound, EngineUnreachable, InvalidArgument, Lak
 from lakefs.get.fetch import locate
 from lakefs.get.objects import close_object, open_object
 from lakefs.get.opened import Access, Opened, Piece
+from lakefs.get.tensors import Library, MappedTensors
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.grants.grant_reads import bring_in, fetch_crcs
 from lakefs.ids import ChunkId, SegmentId
@@ -96,6 +97,14 @@ class MappedObject:
                 subject=str(self.name),
             )
         return self.pieces[0]
+
+    def tensors(self, library: Library = "numpy") -> MappedTensors:
+        """Return the tensors of a safetensors file by their names: arrays of numpy, or tensors of torch ("torch").
+
+        Each is made when it is asked for: a read-only view, or a copy where its bytes do not lie in one row at an
+        address for its type.  InvalidArgument if this is no whole safetensors file.
+        """
+        return MappedTensors(str(self.name), self.pieces, library)
 
     def close(self) -> None:
         """Unmap.  BufferError when a view is still in use: the memory stays mapped, and `close` may be called again."""
@@ -234,16 +243,20 @@ def _references(pieces: list[memoryview]) -> int:
 
 
 def _runs(pieces: Sequence[Piece], grants: dict[ChunkId, Grant]) -> list[list[Piece]]:
-    """Return all pieces as one run if each but the first begins a page and each but the last ends one; else one each.
+    """Return the pieces as few runs: in a run each but the first begins a page, and each but the last ends one.
 
-    The last piece may begin inside a page if it is short: it is then copied behind the rest.
+    The last piece of a run may begin inside a page if it is short: it is then copied behind the rest.
     """
-    extents = [_extent(grants[piece.chunk]) for piece in pieces]
-    joins = all(extent.ends_page for extent in extents[:-1]) and all(extent.begins_page for extent in extents[1:-1])
-    last = extents[-1]
-    if joins and (last.begins_page or last.length < SMALL_PAYLOAD_BYTES):
-        return [list(pieces)]
-    return [[piece] for piece in pieces]
+    runs: list[list[Piece]] = []
+    is_open = False
+    for piece in pieces:
+        extent = _extent(grants[piece.chunk])
+        if is_open and (extent.begins_page or extent.length < SMALL_PAYLOAD_BYTES):
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+        is_open = extent.ends_page and (extent.begins_page or runs[-1] == [piece])
+    return runs
 
 
 def _extent(grant: Grant) -> _Extent:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, TypeGuard
 
 _DLPACK_IN_MEMORY: Final = (1, 3)
 """Devices whose memory the processor reads (dlpack.h: kDLCPU, kDLCUDAHost)."""
@@ -30,7 +30,6 @@ class Array(Protocol):
         """The array interface; its address says where the elements are."""
 
 
-@runtime_checkable
 class Tensor(Protocol):
     """The part of a torch tensor's interface used here; a tensor has no buffer protocol."""
 
@@ -64,7 +63,7 @@ def array_bytes(array: Any) -> memoryview | None:
 
     TypeError, whose text begins with a verb: why it cannot be used.
     """
-    if isinstance(array, Tensor):
+    if is_tensor(array):
         return tensor_bytes(array)
     interface = getattr(array, "__array_interface__", None)
     if isinstance(interface, dict):
@@ -74,14 +73,20 @@ def array_bytes(array: Any) -> memoryview | None:
     return None
 
 
+def is_tensor(array: object) -> TypeGuard[Tensor]:
+    """Return True for a tensor of torch.  Its class is looked at: attributes of a sparse one raise errors."""
+    return hasattr(type(array), "data_ptr") and hasattr(type(array), "is_contiguous")
+
+
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """Return the bytes of a torch tensor on the CPU.  TypeError, whose text begins with a verb."""
     if not tensor.is_cpu:
         raise TypeError(_ELSEWHERE)
     try:
+        length = tensor.nbytes
         if not tensor.is_contiguous():
             raise TypeError(_GAPS)
-        length, address = tensor.nbytes, tensor.data_ptr()
+        address = tensor.data_ptr()
     except (RuntimeError, NotImplementedError) as error:  # a sparse one, which has no memory of its own
         raise TypeError(f"lends no memory ({str(error).partition(chr(10))[0]})") from error
     for is_other, mended in (("is_conj", "resolve_conj"), ("is_neg", "resolve_neg")):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from lakefs.errors import InvalidArgument
-from lakefs.host.arrays import Array, DlpackArray, Tensor, tensor_bytes
+from lakefs.host.arrays import Array, DlpackArray, Tensor, is_tensor, tensor_bytes
 from lakefs.host.plain_bytes import plain_bytes
 from lakefs.ids import id_text
 
@@ -37,7 +37,7 @@ def writable_memory(lent: WritableBuffer, name: str) -> memoryview:
     try:
         view = plain_bytes(lent)
     except TypeError as error:
-        if not isinstance(lent, Tensor):
+        if not is_tensor(lent):
             raise _unusable(lent, name, str(error)) from None
         try:
             return tensor_bytes(lent)

@@ -56,7 +56,7 @@ def put_tree(
     target = _folder(check_path(parse_name(name)))
     source = os.fspath(folder)
     yield from work(_check_folder, source)
-    refused = yield from _data_folders(lake)
+    refused = yield from data_folders(lake)
     walk = Walk(source, target.key, WalkOptions(follow, refused=refused))
     options = PutOptions(compare=compare, if_absent=if_absent, create_bucket=create_bucket)
     totals = yield from put_all(lake, [walk], target.bucket, options, _observer(outcome, progress))
@@ -157,7 +157,7 @@ def _check_folder(path: str) -> None:
         raise LocalFileError(f"{path}: is not a folder; store a file with put", subject=path)
 
 
-def _data_folders(lake: LakeSteps) -> Steps[frozenset[tuple[int, int]]]:
+def data_folders(lake: LakeSteps) -> Steps[frozenset[tuple[int, int]]]:
     """Return device and inode of the store's data folders on this machine: a lake cannot store itself."""
     if lake.network:
         return frozenset()

@@ -50,6 +50,7 @@ NAMES: Final[dict[str, list[Call]]] = {
     "make_folder": [lambda lake, bad: lake.make_folder(bad)],
     "put_tree": [lambda lake, bad: lake.put_tree(bad, "/nowhere")],
     "get_tree": [lambda lake, bad: lake.get_tree(bad, "/nowhere")],
+    "sync": [lambda lake, bad: lake.sync(no_path(bad), "bkt/b"), lambda lake, bad: lake.sync("bkt/a", no_path(bad))],
     "remove_tree": [lambda lake, bad: lake.remove_tree(bad)],
     "watch": [lambda lake, bad: lake.watch(bad)],
     "create_bucket": [lambda lake, bad: lake.create_bucket(bad)],
@@ -69,6 +70,11 @@ TRIO_ONLY: Final = {"watch"}
 PARAMETERS_OF_NAMES: Final = {
     *("name", "names", "source", "target", "objects", "bucket", "buckets", "access_key", "wanted")
 }
+
+
+def no_path(bad: Any) -> Any:
+    """Return a bad name where a path would be a folder."""
+    return 7 if isinstance(bad, PurePosixPath) else bad
 
 
 def given(call: Call, bad: Any) -> Callable[[Any], Any]:

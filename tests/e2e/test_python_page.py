@@ -42,9 +42,11 @@ def test_every_block_of_the_page_runs(
             assert samples.__getitems__([1, 0]) == [b"content", samples[0]]
             samples.lake.close()
             assert names["total"] > 0
+            assert (names["shapes"], float(names["mean"])) == ({"w": (1000, 1000)}, float(names["weights"].mean()))
             assert (names["first"], names["counts"].size_bytes) == (b"first", len("step 1"))
             assert capsys.readouterr().out.startswith("'models/nothing' does not exist")
             assert (tmp_path / "run1.back/log").read_text() == "step 1"
             assert not names["lake"].exists("models/run1/log")
+            assert names["lake"].get("models/in-step/log") == b"step 1"
         finally:
             names["lake"].close()

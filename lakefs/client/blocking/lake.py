@@ -28,6 +28,7 @@ from lakefs.known.counts import KnownCounts
 from lakefs.lake.lake_steps import LakeSteps, Progress
 from lakefs.names import parse_new_name, parse_object_name
 from lakefs.put.shared_memory import SharedMemory
+from lakefs.sync.sync_steps import sync
 from lakefs.trees.get_file import replace_file
 from lakefs.trees.tree_steps import get_tree, put_tree, remove_tree
 from lakefs.trees.walk import Observer
@@ -235,6 +236,7 @@ class Lake(Facade[BlockingDriver]):
     put_tree = blocking(put_tree)
     get_tree = blocking(get_tree)
     remove_tree = blocking(remove_tree)
+    sync = blocking(sync)
 
     # --- buckets -----------------------------------------------------------------------------------
 

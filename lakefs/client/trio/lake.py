@@ -29,6 +29,7 @@ from lakefs.lake.lake_steps import LakeSteps
 from lakefs.names import check_text
 from lakefs.ports import Offload
 from lakefs.put.shared_memory import SharedMemory
+from lakefs.sync.sync_steps import sync
 from lakefs.trees.tree_steps import get_tree, put_tree, remove_tree
 from lakefs.wire.engine_port import EngineClient
 from lakefs.wire.messages import ObjectStat, WatchEvent
@@ -163,6 +164,7 @@ class TrioLake(Facade[TrioDriver]):
     put_tree = awaited(put_tree)
     get_tree = awaited(get_tree)
     remove_tree = awaited(remove_tree)
+    sync = awaited(sync)
 
     def watch(self, bucket: str) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
         """Watch a bucket from now on: `async with lake.watch("models") as events: async for event in events`.

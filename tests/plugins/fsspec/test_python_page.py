@@ -14,7 +14,7 @@ from tests.plugins.fsspec.test_libraries import run
 
 SECTION = "## `lake://` for pandas, torch and others\n"
 BUCKETS = ("tables", "models")
-LIBRARIES = {"pandas", "pyarrow", "datasets", "torch", "transformers", "safetensors", "zarr"}
+LIBRARIES = {"pandas", "pyarrow", "datasets", "torch", "transformers", "safetensors", "zarr", "polars"}
 
 
 def examples() -> list[str]:
@@ -39,6 +39,12 @@ def test_each_example_runs_as_it_is_written(fs: LakeFileSystem, tmp_path: Path) 
         fs.mkdir(bucket)
     for program in examples():
         run(fs, program, tmp_path)
-    for left in ("tables/2026/a.parquet", "tables/n.parquet", "models/run1/step100/.metadata", "models/a.pt"):
+    for left in (
+        "tables/2026/a.parquet",
+        "tables/n.parquet",
+        "models/run1/step100/.metadata",
+        "models/a.pt",
+        "tables/polars.parquet",
+    ):
         assert fs.size(left) > 0
     assert fs.cat("models/tiny/config.json") == (tmp_path / "fetched/config.json").read_bytes()

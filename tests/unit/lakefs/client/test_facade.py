@@ -28,6 +28,7 @@ from lakefs.host.offload import InlineOffload
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.lake.multipart import UploadName
 from lakefs.put.upload import PutResult
+from lakefs.sync import sync_steps
 from lakefs.trees import tree_steps
 from lakefs.trees.walk import Totals
 from lakefs.wire import messages as m
@@ -41,12 +42,13 @@ SHARED = {
     "get_into", "get_many", "get_many_into", "get_tree", "known", "load_many", "ls", "make_folder", "map", "move",
     "open", "parts", "pool", "put", "put_many", "put_part", "put_tree", "rdma", "remove", "remove_access_key",
     "remove_bucket", "remove_space", "remove_tree", "scrub", "set_bucket", "shared_memory", "space", "spaces", "stat",
-    "status", "uploads",
+    "status", "sync", "uploads",
 }  # fmt: skip
 ONLY_BLOCKING = {"address", "close", "get_file"}
 ONLY_TRIO = {"aclose", "watch"}
 METHODS = sorted(SHARED - {"chunks", "known", "rdma"})
 OF_TREES = {name: getattr(tree_steps, name) for name in ("get_tree", "put_tree", "remove_tree")}
+OF_TREES["sync"] = sync_steps.sync
 """Steps of trees, which stand above `LakeSteps`."""
 BY_HAND = {"load_many", "map", "open", "pool", "shared_memory", "space"}
 """Methods that cannot be made from steps in both clients; `load_many` is awaited from steps."""

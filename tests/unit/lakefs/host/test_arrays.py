@@ -43,8 +43,9 @@ class OnDevice(Tensor):
 
 
 class Sparse(Tensor):
-    def is_contiguous(self) -> bool:
-        raise RuntimeError("sparse tensors do not have is_contiguous\nat some line of C++")
+    @property
+    def nbytes(self) -> int:
+        raise RuntimeError("nbytes is not defined for sparse tensors\nat some line of C++")
 
 
 class Dlpack:
@@ -104,7 +105,7 @@ def test_an_array_is_stored_as_the_bytes_of_its_elements(array: Any, content: by
         (Tensor(GRID, other_values=True), r"resolve_conj\(\)"),
         (OnDevice(GRID), r"not in this machine's memory; .*\.cpu\(\)"),
         (Dlpack(GRID, device=2), r"not in this machine's memory"),
-        (Sparse(GRID), r"lends no memory \(sparse tensors do not have is_contiguous\)"),
+        (Sparse(GRID), r"lends no memory \(nbytes is not defined for sparse tensors\)"),
         (np.array([b"a", None], dtype=object), "Python objects"),
         (np.zeros(2, dtype=[("at", "M8[ns]"), ("of", [("it", "O")])]), "Python objects"),
         (Interface(GRID, data=None), "no address"),
