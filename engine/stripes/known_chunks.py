@@ -3,8 +3,8 @@
 Rules kept here:
 - A chunk is noted only when its bytes were hashed here, or by the caller that stores it.  So what is known is a
   function of the chunk's id, and is true for ever.  It does not say that the chunk is stored.
-- A member that says another length of a known chunk is wrong.  Its shard of that chunk counts nowhere until it says the
-  right one, so the shard is stored elsewhere: at that member it would never be found.
+- A member that says another length of a known chunk is wrong.  Its shard of that chunk counts nowhere, so the shard is
+  stored elsewhere: at that member it would never be found.  That holds until the chunk is offered the next time.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class KnownChunks:
         """Return what is known of a chunk."""
         return self._known.get(chunk)
 
-    def note_said(self, chunk: ChunkId, member: MemberId, shard: int, *, right: bool) -> None:
-        """Note whether a member that has a shard of a known chunk said the right lengths."""
-        if not right:
-            self._wrong.setdefault(chunk, set()).add((member, shard))
-        elif chunk in self._wrong:
-            self._wrong[chunk].discard((member, shard))
+    def note_wrong(self, chunk: ChunkId, wrong: set[tuple[MemberId, int]]) -> None:
+        """Note which members, each with a shard of a known chunk, said another length; those noted before are none."""
+        if wrong:
+            self._wrong[chunk] = wrong
+        else:
+            self._wrong.pop(chunk, None)
 
     def is_wrong(self, chunk: ChunkId, member: MemberId, shard: int) -> bool:
         """Return True if the member said another length of this chunk, with this shard, when it was asked last."""

@@ -111,8 +111,8 @@ class StripeOffers:
 
     def _note_said(self, found: Found) -> None:
         """Note which members said wrong lengths of a known chunk, so that its shards are not stored there."""
-        for (member, chunk, shard), is_right in found.said():
-            self._known.note_said(chunk, member, shard, right=is_right)
+        wrong = {(member, shard) for (member, _, shard), is_right in found.said() if not is_right}
+        self._known.note_wrong(found.chunk, wrong)
 
     def _other_places(self, table: Table, found: Found) -> list[Place]:
         """Return where missing shards may lie beside their homes: at substitutes, then at other members of the row."""

@@ -100,3 +100,17 @@ def test_the_chunks_that_were_noted_last_are_known() -> None:
     for chunk in (ids[0], ids[1], ids[0], ids[2]):
         known.note(chunk, 1, b"crcs")
     assert [known.get(chunk) is not None for chunk in ids] == [True, False, True]
+
+
+def test_a_member_is_wrong_about_a_chunk_until_it_is_asked_again_or_the_chunk_is_forgotten() -> None:
+    known, member = KnownChunks(1), id_of(1)
+    first, second = map(data_chunk_id, (b"1", b"2"))
+    known.note(first, 1, b"")
+    known.note_wrong(first, {(member, 2)})
+    assert known.is_wrong(first, member, 2)
+    assert not known.is_wrong(first, member, 1)
+    known.note_wrong(first, set())
+    assert not known.is_wrong(first, member, 2)
+    known.note_wrong(first, {(member, 2)})
+    known.note(second, 1, b"")
+    assert not known.is_wrong(first, member, 2)
