@@ -103,7 +103,7 @@ def test_requests_that_do_not_fit_together_are_refused(kind: Kind) -> None:
 @pytest.mark.parametrize("bad", ["key", "condition", "attributes", "chunk"])
 def test_a_bucket_is_not_made_for_a_name_that_was_refused(kind: Kind, bad: str) -> None:
     changes = {
-        "key": change("x" * 2000, bucket="fresh"),
+        "key": change("x" * 5000, bucket="fresh"),
         "condition": change("k", bucket="fresh", condition=m.Condition(etags=["*"])),
         "attributes": change(
             "k", bucket="fresh", attributes=m.ObjectAttributes(user_metadata={"k": "v" * ATTRIBUTES_BYTES_MAX})

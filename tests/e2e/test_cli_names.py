@@ -208,7 +208,7 @@ def test_put_says_that_it_made_a_bucket_and_nothing_else_makes_one(served: Serve
     told = "lake: bucket fresh did not exist, and was made\n"
     refused = served("put", "--no-create", "-", "fresh/x", stdin=b"x")
     assert (refused.code, "lake bucket create fresh" in refused.err) == (66, True)
-    assert served("put", "-", "fresh/" + "k" * 2000, stdin=b"x").err.count("\n") == 1, "no bucket was made"
+    assert served("put", "-", "fresh/" + "k" * 5000, stdin=b"x").err.count("\n") == 1, "no bucket was made"
     assert "fresh" not in served.good("ls").lines
     assert served.good("put", "-q", "-", "fresh/x", stdin=b"x").err == told
     assert served.good("put", "-q", "-", "fresh/y", stdin=b"x").err == ""

@@ -21,7 +21,7 @@ from gateway.s3.protocol.errors import S3Error
 from gateway.s3.protocol.signing import Payload, Signature
 from gateway.s3.protocol.sigv4 import authenticate
 from gateway.s3.protocol.targets import parse_copy_source, parse_target
-from lakefs.limits import KEY_BYTES_MAX
+from lakefs.limits import S3_KEY_BYTES_MAX
 from tests.fuzz.setting_targets import SETTING_TARGETS
 from tests.fuzz.signed import CHAINED, CHUNKED, HEADS, NOW_S, PAYLOAD, PAYLOADS, SEEDS
 from tests.fuzz.store_targets import STORE_TARGETS
@@ -183,7 +183,7 @@ def read_target(data: bytes) -> None:
 
 
 def _check_key(key: str) -> None:
-    assert len(key.encode()) <= KEY_BYTES_MAX
+    assert len(key.encode()) <= S3_KEY_BYTES_MAX
     assert "\0" not in key
 
 
