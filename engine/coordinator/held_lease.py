@@ -31,7 +31,9 @@ _log: Final = structlog.get_logger(__name__)
 _KEPT_EVERY: Final = 4
 """A lease is kept alive when a quarter of its time has passed."""
 _TRIED_EVERY: Final = 16
-"""After an error it is tried again when another sixteenth has passed."""
+"""After an error it is tried again when another sixteenth has passed, or `_TRIED_AGAIN_S`."""
+_TRIED_AGAIN_S: Final = 1.0
+"""A coordinator that was away is back as soon for long leases: members take shards by them."""
 _REVOKED_WITHIN_S: Final = 2.0
 
 
@@ -88,7 +90,7 @@ class HeldLease:
         try:
             while (left_s := self.left_s()) > 0:
                 await trio.sleep(min(left_s, pause_s))
-                pause_s = self.ttl_s / _TRIED_EVERY
+                pause_s = min(self.ttl_s / _TRIED_EVERY, _TRIED_AGAIN_S)
                 try:
                     with trio.move_on_after(self.left_s()):
                         if not await self._is_kept():

@@ -101,7 +101,7 @@ def test_a_lake_moves_to_an_etcd_outlives_its_faults_and_moves_back(etcd: EtcdCl
     eventually(lambda: machine("stat", "bucket/there").code == 0, "names are not served again")
     assert etcd_of(machine)["reachable"]
     assert machine("stat", "bucket/without etcd").code != 0
-    machine.put("behind that", LONG)
+    eventually(lambda: goes(machine, "behind that"), "its members are not back at the etcd")
     machine.good("gc")
     assert machine.stop() == 0
 
