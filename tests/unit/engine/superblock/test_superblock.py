@@ -209,7 +209,7 @@ def test_the_text_of_features_is_of_those_that_are_set_and_is_not_needed() -> No
     rewrite(disk, replace(created(disk), read_only_features=KNOWN_READ_ONLY, next_space=77))
     found = read_superblock(disk)
     assert found.next_space == 77
-    assert sorted(found.feature_text) == [0, 1, 2]
+    assert sorted(found.feature_text) == [0, 1, 2, 3]
     assert all("known from release 0.1.0 on" in said for said in found.feature_text.values())
     page = read_head(disk, SUPERBLOCK_PATH)
     assert parse_superblock(page[:FEATURE_TEXT_AT].ljust(PAGE, b"\0")) == found
