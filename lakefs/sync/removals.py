@@ -45,8 +45,8 @@ class Removals:
     """The names that are to be removed, in the order in which they were noted."""
 
     def __init__(self) -> None:
-        # Closed by `close`.
-        self._spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES, mode="w+", encoding="utf-8")  # noqa: SIM115
+        self._spool: tempfile.SpooledTemporaryFile[str] | None = None
+        """Made for the first name, and closed by `close`."""
         self.folders: list[str] = []
         self.count = 0
         """Files and objects."""
@@ -57,18 +57,25 @@ class Removals:
             self.folders.append(entry.path)
             return
         noted = Noted(entry.path, entry.node, entry.size_bytes, entry.mtime_ns)
+        if self._spool is None:
+            self._spool = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed by `close`
+                max_size=SPOOL_BYTES, mode="w+", encoding="utf-8"
+            )
         self._spool.write(json.dumps(noted) + "\n")
         self.count += 1
 
     def batches(self) -> Iterator[list[Noted]]:
         """Yield the files and objects; called once."""
+        if self._spool is None:
+            return
         self._spool.seek(0)
         while batch := [Noted(*json.loads(line)) for line in islice(self._spool, BATCH)]:
             yield batch
 
     def close(self) -> None:
         """Forget all."""
-        self._spool.close()
+        if self._spool is not None:
+            self._spool.close()
 
 
 class Remover(Protocol):
