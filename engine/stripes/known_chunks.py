@@ -4,7 +4,8 @@ Rules kept here:
 - A chunk is noted only when its bytes were hashed here, or by the caller that stores it.  So what is known is a
   function of the chunk's id, and is true for ever.  It does not say that the chunk is stored.
 - A member that says another length of a known chunk is wrong.  Its shard of that chunk counts nowhere until it says the
-  right one, so the shard is stored elsewhere: at that member it would never be found.
+  right one, so the shard is stored elsewhere: at that member it would never be found.  Once it is gone there it may be
+  stored there anew.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class KnownChunks:
         return self._known.get(chunk)
 
     def note_said(self, chunk: ChunkId, member: MemberId, shard: int, *, right: bool) -> None:
-        """Note whether a member that has a shard of a known chunk said the right lengths."""
+        """Note whether a member said the right lengths of its shard of a known chunk, or has none now."""
         if not right:
             self._wrong.setdefault(chunk, set()).add((member, shard))
         elif chunk in self._wrong:

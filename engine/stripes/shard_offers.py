@@ -30,7 +30,7 @@ async def offered(
 ) -> Mapping[Place, Lengths]:
     """Return lengths of the shards that are present, durable and touched, and of their chunks as the members say them.
 
-    Members that fail have none.  StaleEpoch.
+    A shard that is not present has the length 0; of members that fail there is nothing.  StaleEpoch.
     """
     found: dict[Place, Lengths] = {}
     by_member: dict[MemberId, list[Name]] = {}
@@ -55,8 +55,7 @@ async def offered(
         if not len(names) == len(offered.lengths) == len(offered.chunk_lengths):
             return
         for (chunk, shard), *lengths in zip(names, offered.lengths, offered.chunk_lengths, strict=True):
-            if lengths[0]:
-                found[member, chunk, shard] = Lengths(*lengths)
+            found[member, chunk, shard] = Lengths(*lengths)
 
     await run_all(
         offer, [(member, part) for member, names in by_member.items() for part in request_parts(names, lambda _: 0)]

@@ -15,7 +15,8 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from engine.coordinator.lake_state import LakeState
 from engine.members.ports import Members
@@ -27,6 +28,9 @@ from engine.stripes.stripe_layout import is_at_home
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.table import Table
 from lakefs.ids import EMPTY_CHUNK, ChunkId, GcGeneration, MemberId
+
+_NO_ANSWER: Final = Lengths(-1, 0)
+"""Stands for no answer."""
 
 
 class Found:
@@ -43,7 +47,7 @@ class Found:
 
     def take(self, code: ErasureCode, answered: Mapping[Place, Lengths], places: Sequence[Place], known: int) -> None:
         """Take what members have answered, in the order in which they were asked; `known`: the length, 0 if unknown."""
-        self._said |= {place: answered[place] for place in places if place in answered}
+        self._said |= {place: answered[place] for place in places if place in answered and answered[place].shard}
         said = lengths_said(lengths.chunk for lengths in self._said.values())
         self.length = known or (said[0] if said else 0)
         self._sizes = code.sizes(self.length) if self.length else {}
@@ -108,11 +112,17 @@ class StripeOffers:
             found.take(self._code, answered, places[found.chunk], 0 if known is None else known.length)
             if known is not None:
                 self._note_said(found)
+                self._note_gone(place for place in places[found.chunk] if answered.get(place, _NO_ANSWER).shard == 0)
 
     def _note_said(self, found: Found) -> None:
         """Note which members said wrong lengths of a known chunk, so that its shards are not stored there."""
         for (member, chunk, shard), is_right in found.said():
             self._known.note_said(chunk, member, shard, right=is_right)
+
+    def _note_gone(self, places: Iterable[Place]) -> None:
+        """Note which members have no such shard, or not any more: what they said of it is over."""
+        for member, chunk, shard in places:
+            self._known.note_said(chunk, member, shard, right=True)
 
     def _other_places(self, table: Table, found: Found) -> list[Place]:
         """Return where missing shards may lie beside their homes: at substitutes, then at other members of the row."""
