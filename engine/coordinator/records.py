@@ -182,7 +182,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, array_like=True):
 
     `said_ns`: the wall clock of its machine when it said so; `tail_bytes`: groups in the log, as far as it has seen
     them.  `is_removed`: its machine is gone for ever, and it does not come back.  `is_full`: its disk has no room for
-    more names.
+    more names, or not for many.
     """
 
     machine: str

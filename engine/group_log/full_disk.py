@@ -6,6 +6,7 @@
 Rules kept here:
 - It is politeness and no proof: safe is whoever leads, by the leader's key alone.
 - The lead is left to a replica that is present alone: one that has said something since the disk was found full.
+- One that is nearly full says that it is full: else two such replicas would leave the lead to each other in turn.
 - Where no other one has room, it is led here: names are read and removed, and new ones are refused with StoreFull.
 """
 

@@ -157,7 +157,7 @@ async def _end_own_last_term(place: ReplicaPlace, keys: LogKeys) -> bool:
 
 def _record(metadata: Metadata, place: ReplicaPlace, tail: Tail) -> ReplicaRecord:
     """Return what this replica says of itself now."""
-    is_full = not metadata.has_room()
+    is_full = not metadata.has_room(to_begin=True)
     return ReplicaRecord(place.machine, metadata.kept_sequence, place.clock.wall_ns(), tail.nbytes, is_full=is_full)
 
 

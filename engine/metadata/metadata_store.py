@@ -172,9 +172,9 @@ class Metadata:
         journal = JournalRoom(self._journal_bytes(), self._checkpoint_due_bytes())
         return owed_bytes(self._pages, self._tables.overlay, self._checkpoint, self._sizes, journal)
 
-    def has_room(self) -> bool:
-        """Return False while decisions that need more room are refused: the disk is nearly full.  Asks the disk."""
-        return self._disk.free_bytes() - self.owed_bytes() >= self._headroom_bytes // 2
+    def has_room(self, *, to_begin: bool = False) -> bool:
+        """Return False while decisions that need more room are refused; `to_begin`: or nearly.  Asks the disk."""
+        return self._disk.free_bytes() - self.owed_bytes() >= self._headroom_bytes // (1 if to_begin else 2)
 
     def _refuse_without_room(self) -> None:
         """Raise StoreFull when the room left on the disk is needed for journal, index and checkpoint of removals."""

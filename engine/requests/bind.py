@@ -133,8 +133,6 @@ class BindRequests:
         change = request.change
         is_empty = bool(request.symlink_target or request.special)
         held = None if is_empty else _held(change.blob, request.size_bytes, request.chunk_count)
-        if request.special:
-            await self._store.features.begin_to_use(ReadOnlyFeature.SPECIAL_NODES)
 
         def decide(txn: Transaction) -> Resolved:
             self._gate.check(request.answered)
@@ -148,9 +146,13 @@ class BindRequests:
             bucket = (
                 ensure_bucket(txn, change.bucket, now_ns) if change.create_bucket else find_bucket(txn, change.bucket)
             )
-            return bind(txn, bucket, change.key, node, change.condition, now_ns)
+            bound = bind(txn, bucket, change.key, node, change.condition, now_ns)
+            if request.special:
+                self._store.features.need(ReadOnlyFeature.SPECIAL_NODES)
+            return bound
 
-        return one_name(change.bucket, change.key, await self._decisions.change(client, decide))
+        bound = await self._store.features.deciding(lambda: self._decisions.change(client, decide))
+        return one_name(change.bucket, change.key, bound)
 
 
 def _held(blob: bytes, size_bytes: int, chunk_count: int) -> HeldBlob:

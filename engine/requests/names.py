@@ -230,14 +230,15 @@ class NameRequests:
 
     @handles(m.MakeNode)
     async def make_node(self, client: Client, request: m.MakeNode) -> Reply:
-        await self._store.features.begin_to_use(ReadOnlyFeature.SPECIAL_NODES)
-
         def decide(txn: Transaction) -> list[m.NameResult]:
             bucket = find_bucket(txn, request.bucket)
             made = make_special(txn, bucket, request, self._store.clock.wall_ns())
+            self._store.features.need(ReadOnlyFeature.SPECIAL_NODES)
             return [one_result(request.bucket, request.key, made)]
 
-        return await self._changed(client, request, [(request.bucket, request.key)], decide, [request.condition])
+        names = [(request.bucket, request.key)]
+        change = partial(self._changed, client, request, names, decide, [request.condition])
+        return await self._store.features.deciding(change)
 
     @handles(m.SetAttributes)
     async def set_attributes(self, client: Client, request: m.SetAttributes) -> Reply:
@@ -264,14 +265,14 @@ class NameRequests:
 
     @handles(m.BucketSet)
     async def bucket_set(self, client: Client, request: m.BucketSet) -> Reply:
-        if request.versioning is not None:
-            await self._store.features.begin_to_use(ReadOnlyFeature.VERSIONS)
-
         def decide(txn: Transaction) -> m.BucketStat:
-            return whole_bucket_stat(txn, set_bucket(txn, request))
+            changed = whole_bucket_stat(txn, set_bucket(txn, request))
+            if request.versioning is not None:
+                self._store.features.need(ReadOnlyFeature.VERSIONS)
+            return changed
 
-        grows = bool(request.tags or request.cors)
-        return Reply(m.Buckets([await self._decisions.change(client, decide, grows=grows)]))
+        change = partial(self._decisions.change, client, decide, grows=bool(request.tags or request.cors))
+        return Reply(m.Buckets([await self._store.features.deciding(change)]))
 
     # --- access keys -------------------------------------------------------------------------------
 

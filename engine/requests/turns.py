@@ -51,6 +51,8 @@ class TurnRequests:
             raise InvalidArgument("turns are followed by one request at a time")
         if not 0 <= request.wait_ns <= WAIT_NS_MAX:
             raise InvalidArgument(f"turns are waited for {WAIT_NS_MAX} ns at most")
+        if request.said < head.sent:
+            raise SessionLost("an answer with turns was lost; follow them anew")
         self._turns.say(head, request.said)
         return Reply(_NO_ANSWER_YET, later=partial(self._follow, head, request.wait_ns / _NS))
 

@@ -62,14 +62,14 @@ class UploadRequests:
 
     @handles(m.UploadCreate)
     async def create(self, client: Client, request: m.UploadCreate) -> Reply:
-        await self._store.features.begin_to_use(ReadOnlyFeature.UPLOADS)
-
         def decide(txn: Transaction) -> m.UploadStat:
             now_ns = self._store.clock.wall_ns()
             ref = UploadRef(find_bucket(txn, request.bucket), request.key, new_upload_id(now_ns))
-            return create_upload(txn, ref, request.attributes, request.details, now_ns)
+            created = create_upload(txn, ref, request.attributes, request.details, now_ns)
+            self._store.features.need(ReadOnlyFeature.UPLOADS)
+            return created
 
-        return Reply(await self._decisions.change(client, decide))
+        return Reply(await self._store.features.deciding(lambda: self._decisions.change(client, decide)))
 
     @handles(m.UploadPut)
     async def put(self, client: Client, request: m.UploadPut) -> Reply:

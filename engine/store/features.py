@@ -2,6 +2,7 @@
 
 Rules kept here:
 - A feature's bit is durable before the first record of it is decided.  That of shards is never cleared.
+- What is refused sets no bit: a decision that needs one is made on trial first (`deciding`).
 - Only the bit of keyed blobs is cleared again: when the tables have no record of them, and no journal file and no
   checkpoint has one either.  `_unused_since` is the group from which on the tables have none; what is kept of it and
   earlier groups goes with the next journal file and the next checkpoint, so mostly with the next start.
@@ -14,10 +15,10 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 import trio
@@ -33,7 +34,16 @@ from lakefs.errors import LakeError
 from lakefs.ids import Sequence
 from lakefs.ports import Disk, Offload
 
+T = TypeVar("T")
 _log: Final = structlog.get_logger(__name__)
+
+
+class FeatureNeeded(Exception):
+    """A decision would make the first record of a feature: record that it is used, and decide again."""
+
+    def __init__(self, feature: ReadOnlyFeature) -> None:
+        super().__init__(feature)
+        self.feature = feature
 
 
 class Features:
@@ -70,6 +80,22 @@ class Features:
     def has(self, feature: ReadOnlyFeature) -> bool:
         """Return True if the store uses a feature."""
         return bool(self.superblock.read_only_features & feature)
+
+    def need(self, feature: ReadOnlyFeature) -> None:
+        """Say at the end of a decision that its records are of a feature.  FeatureNeeded if that is not recorded."""
+        if not self.has(feature):
+            raise FeatureNeeded(feature)
+
+    async def deciding(self, change: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of a change whose decision may `need` a feature; it is made anew behind the record of it.
+
+        Errors of the change; StoreFull, DiskFailed.
+        """
+        try:
+            return await change()
+        except FeatureNeeded as needed:
+            await self.begin_to_use(needed.feature)
+        return await change()
 
     async def begin_to_use(self, feature: ReadOnlyFeature) -> bool:
         """Record that the store uses a feature; durable on return.  Returns True if it did not before.

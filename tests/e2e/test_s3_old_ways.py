@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import time
 import urllib.error
 import urllib.request
@@ -100,6 +102,34 @@ def test_urls_by_the_defaults_of_boto3_are_answered_until_they_expire(old: Any, 
     status, body = fetched(over)
     assert (status, b"Request has expired" in body) == (403, True)
     assert new.get_object(**NAME)["Body"].read() == b"by url"
+
+
+def test_headers_in_the_query_of_a_url_are_held_to_as_headers_are(old: Any, new: Any) -> None:
+    digest = base64.b64encode(hashlib.md5(b"agreed").digest()).decode()
+    signed = {**NAME, "ContentMD5": digest, "ContentType": "text/plain"}
+    put = old.generate_presigned_url("put_object", Params=signed)
+    assert "content-md5=" in put
+    status, body = fetched(put, "PUT", b"another", content_type="")
+    assert (status, b"BadDigest" in body) == (400, True)
+    assert fetched(put, "PUT", b"agreed", content_type="")[0] == 200
+    found = new.get_object(**NAME)
+    assert (found["Body"].read(), found["ContentType"]) == (b"agreed", "text/plain")
+
+
+def test_a_plus_of_a_query_is_the_space_that_was_signed(old: Any, new: Any) -> None:
+    new.put_object(**NAME, Body=b"x")
+    shown = {**NAME, "ResponseContentDisposition": 'attachment; filename="a b"'}
+    get = old.generate_presigned_url("get_object", Params=shown)
+    assert fetched(get)[0] == fetched(get.replace("%20b", "+b"))[0] == 200
+    of_plus = old.generate_presigned_url("get_object", Params={**NAME, "ResponseContentType": "a/b+c"})
+    assert fetched(of_plus)[0] == 200
+    assert fetched(of_plus.replace("%2B", "+"))[0] == 403  # it would be answered with a space
+
+
+def test_parameters_that_only_end_like_a_signature_are_none(served: Served, new: Any) -> None:
+    assert new
+    status, body = fetched(f"{url_of(served)}/bucket/k?aAWSAccessKeyId=x&aSignature=y&aExpires=1")
+    assert (status, b"AccessDenied" in body) == (403, True)
 
 
 def test_a_wrong_secret_a_wrong_time_and_a_changed_body_are_refused(old: Any, served: Served, signer: Signer) -> None:

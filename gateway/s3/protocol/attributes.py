@@ -105,12 +105,12 @@ def object_headers(stat: ObjectStat) -> list[tuple[bytes, bytes]]:
         (b"Last-Modified", format_http_date(stat.last_modified_ns // 1_000_000_000).encode()),
         (b"ETag", b'"%b"' % stat.etag.encode()),
         (b"Accept-Ranges", b"bytes"),
-        (b"Content-Type", _text(stat.content_type or DEFAULT_CONTENT_TYPE)),
+        (b"Content-Type", header_text(stat.content_type or DEFAULT_CONTENT_TYPE)),
     ]
     if stat.version:
         headers.append((b"x-amz-version-id", stat.version.encode()))
-    headers += [(_text(name), _text(value)) for name, value in stat.headers.items()]
-    headers += [(_META + _text(name), _text(value)) for name, value in _shown_metadata(stat).items()]
+    headers += [(header_text(name), header_text(value)) for name, value in stat.headers.items()]
+    headers += [(_META + header_text(name), header_text(value)) for name, value in _shown_metadata(stat).items()]
     if stat.tags:
         headers.append((b"x-amz-tagging-count", b"%d" % len(stat.tags)))
     return headers
@@ -181,7 +181,7 @@ def checksum_headers(sums: Mapping[str, bytes], *, is_of_composite: bool = False
     return found
 
 
-def _text(text: str) -> bytes:
+def header_text(text: str) -> bytes:
     """Encode a value that another face of the store may have set; bytes that end the line or are not Latin-1 are
     replaced."""
     encoded = text.encode("latin-1", "replace")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from gateway.s3.protocol.attributes import header_text
 from gateway.s3.protocol.errors import S3Error
 from gateway.s3.protocol.xml import element
 from lakefs.wire.messages import CorsRule
@@ -93,11 +94,11 @@ def _lines(rule: CorsRule, allowed: str, asked: _Preflight) -> Lines:
     lines = [(b"Access-Control-Allow-Origin", allowed.encode("latin-1"))]
     if allowed != "*":
         lines.append((b"Access-Control-Allow-Credentials", b"true"))
-    lines.append((b"Access-Control-Allow-Methods", ", ".join(rule.methods).encode()))
+    lines.append((b"Access-Control-Allow-Methods", header_text(", ".join(rule.methods))))
     if asked.headers:
         lines.append((b"Access-Control-Allow-Headers", ", ".join(asked.headers).encode("latin-1")))
     if rule.exposed:
-        lines.append((b"Access-Control-Expose-Headers", ", ".join(rule.exposed).encode("latin-1", "replace")))
+        lines.append((b"Access-Control-Expose-Headers", header_text(", ".join(rule.exposed))))
     if rule.max_age_s is not None:
         lines.append((b"Access-Control-Max-Age", b"%d" % rule.max_age_s))
     return [*lines, _VARY]

@@ -38,6 +38,7 @@ _SIGNED_PARAMETERS: Final = frozenset({
     b"select-type", b"storageClass", b"tagging", b"torrent", b"uploadId", b"uploads", b"versionId", b"versioning",
     b"versions", b"website",
 })  # fmt: skip
+_OF_QUERY: Final = frozenset(name.encode() for name in OF_SIGNATURE_V2)
 _STAMP_BYTES_KEPT: Final = 17
 """One more than a time has; only this much of a longer value is cached."""
 _NO_KEY: Final = SigningKey(b"")
@@ -49,7 +50,9 @@ def is_version_2(head: RequestHead) -> bool:
     authorization = head.headers.get(b"authorization")
     if authorization is not None:
         return authorization.startswith(_PREFIX)
-    return all(name.encode() + b"=" in head.query for name in OF_SIGNATURE_V2)
+    if not all(name.encode() in head.query for name in OF_SIGNATURE_V2):
+        return False
+    return _parameters(head.query).keys() >= _OF_QUERY
 
 
 def authenticate_v2(
@@ -69,6 +72,7 @@ def authenticate_v2(
         when, signed_s = _time_of_header(head.headers, now_s)
     else:
         access_key, given, when = (parameters[name.encode()] for name in OF_SIGNATURE_V2)
+        given = given.replace(b" ", b"+")  # some write Base64 as it is
         signed_s, expires_s = 0, _checked_end(when, now_s)
     key = known_key(access_key.decode("latin-1"), find_key)
     texts = _texts(head, headers, parameters, when, domains)
@@ -89,10 +93,15 @@ def authenticate_v2(
 
 
 def _parameters(query: bytes) -> dict[bytes, bytes]:
+    """Return the decoded parameters, with the values that `targets.parse_query` returns.  S3Error for too many."""
     pairs = [pair.partition(b"=") for pair in query.split(b"&") if pair]
     if len(pairs) > S3_QUERY_PARAMETERS_MAX:
         raise S3Error(400, "InvalidArgument", f"the query has more than {S3_QUERY_PARAMETERS_MAX} parameters")
-    return {unquote_to_bytes(name): unquote_to_bytes(value) for name, _, value in pairs}
+    return {_decoded_text(name): _decoded_text(value) for name, _, value in pairs}
+
+
+def _decoded_text(raw: bytes) -> bytes:
+    return unquote_to_bytes(raw.replace(b"+", b" "))
 
 
 def _amz_headers(headers: Mapping[bytes, bytes], parameters: Mapping[bytes, bytes]) -> dict[bytes, bytes]:

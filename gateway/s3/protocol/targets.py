@@ -20,7 +20,7 @@ Not decided here: that the bucket exists, and the caller's rights.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -58,8 +58,8 @@ _OF_SIGNATURES: Final = {
 OF_SIGNATURE_V2: Final = ("AWSAccessKeyId", "Signature", "Expires")
 """Parameters that `gateway.s3.protocol.sigv2` reads; together they are no parameters of an operation."""
 _V2: Final = frozenset(OF_SIGNATURE_V2)
-_MOVED_BY_V2: Final = _V2 | {"content-md5", "content-type"}
-"""botocore also writes these headers into the query that it signs."""
+_MOVED_BY_V2: Final = ("content-md5", "content-type")
+"""Headers that botocore also writes into the query that it signs with version 2."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -173,10 +173,12 @@ def parse_target(head: RequestHead, domains: tuple[str, ...] = ()) -> Target:
         raise bad_bucket(bucket, invalid_bucket_name(bucket))
     key = _key(raw_key) if raw_key else ""
     sent = parse_query(head.query) if head.query else {}
+    also: tuple[str, ...] = ()
     if sent.keys() >= _V2:
-        sent = {name: value for name, value in sent.items() if name not in _MOVED_BY_V2}
-    parameters = {name: value for name, value in sent.items() if not _is_amz(name)}
-    moved = {} if len(parameters) == len(sent) else _moved_headers(sent, head.headers)
+        sent = {name: value for name, value in sent.items() if name not in _V2}
+        also = _MOVED_BY_V2
+    parameters = {name: value for name, value in sent.items() if not (_is_amz(name) or name in also)}
+    moved = {} if len(parameters) == len(sent) else _moved_headers(sent, head.headers, also)
     level = Level.OBJECT if key else Level.BUCKET if bucket else Level.SERVICE
     operation = _operation(level, head.method, parameters)
     if b"x-amz-copy-source" in head.headers or b"x-amz-copy-source" in moved:
@@ -226,11 +228,14 @@ def _is_amz(name: str) -> bool:
     return name[:6].lower() == "x-amz-"
 
 
-def _moved_headers(sent: Mapping[str, str], headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return the headers sent as parameters.  S3Error for a value that no header has, or a second, different one."""
+def _moved_headers(sent: Mapping[str, str], headers: Mapping[bytes, bytes], also: Container[str]) -> dict[bytes, bytes]:
+    """Return the headers sent as parameters: x-amz-* and those of `also`.
+
+    S3Error for a value that no header has, or a second, different one.
+    """
     moved: dict[bytes, bytes] = {}
     for name, text in sent.items():
-        if not _is_amz(name) or name in _OF_SIGNATURES.values():
+        if not (_is_amz(name) or name in also) or name in _OF_SIGNATURES.values():
             continue
         header, value = name.lower(), text.strip(" \t")
         if header in _OF_SIGNATURES:
@@ -238,7 +243,8 @@ def _moved_headers(sent: Mapping[str, str], headers: Mapping[bytes, bytes]) -> d
         if not _HEADER_NAME.fullmatch(header) or _NO_HEADER_VALUE.search(value):
             raise invalid_argument("this query parameter cannot be a header", name[:64], value[:64])
         raw_name, raw_value = header.encode(), value.encode()
-        if moved.get(raw_name, raw_value) != raw_value or headers.get(raw_name, raw_value) != raw_value:
+        beside = headers.get(raw_name, raw_value) or (raw_value if name in also else b"")  # an empty one of V2 is none
+        if moved.get(raw_name, raw_value) != raw_value or beside != raw_value:
             raise S3Error(400, "InvalidArgument", f"{header[:64]} was given twice, with different values")
         moved[raw_name] = raw_value
     return moved

@@ -133,6 +133,28 @@ def test_a_chunk_that_is_stored_anew_is_present_while_a_member_still_misstates_i
     in_lake(body)
 
 
+@pytest.mark.parametrize(("protection", "count"), [("1+0", 1), ("1+1", 2), ("4+2", 6)])
+def test_a_shard_that_was_misstated_is_stored_at_its_home_again_once_it_is_gone_there(
+    protection: str, count: int
+) -> None:
+    async def body(rig: Rig) -> None:
+        chunk = data_chunk_id(LONG)
+        await rig.store(LONG)
+        rig.lose(*range(count), fault=Fault.MISSTATING)
+        assert await rig.present([chunk]) == [False]
+        rig.heal()
+        for shard, home in enumerate(rig.table.homes(chunk)):
+            drop = m.DropShards(rig.table.ring_epoch, [chunk], [shard], [GENERATION])
+            await ask(rig.members.clients[home], drop, m.ShardsDropped)
+        assert await rig.present([chunk]) == [False]
+        await rig.store(LONG)
+        assert await rig.present([chunk]) == [True]
+        assert rig.table.partition_of(chunk) not in await rig.dirty()
+        await rig.reads_back(LONG)
+
+    in_lake(body, protection, count)
+
+
 def test_a_home_that_has_a_shard_with_another_length_of_its_chunk_is_passed_over() -> None:
     async def body(rig: Rig) -> None:
         chunk = data_chunk_id(LONG)

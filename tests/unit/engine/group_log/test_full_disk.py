@@ -30,10 +30,10 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     run_on_a_clock_that_jumps(limited)
 
 
-def fill(replica: Replica) -> None:
-    """Let others take the room on a replica's disk, but for what its present records still need."""
+def fill(replica: Replica, left_bytes: int = -1) -> None:
+    """Let others take the room on a replica's disk, but for so much more than its present records still need."""
     assert replica.metadata is not None
-    replica.disk.capacity_bytes -= replica.disk.free_bytes() - replica.metadata.owed_bytes() + 1
+    replica.disk.capacity_bytes -= replica.disk.free_bytes() - replica.metadata.owed_bytes() - left_bytes
 
 
 async def said(coordinator: MemoryCoordinator, replica: Replica) -> ReplicaRecord:
@@ -77,6 +77,27 @@ def test_where_no_other_disk_has_room_the_one_that_leads_goes_on_and_refuses_wha
             with pytest.raises(StoreFull):
                 leader.led._refuse_without_room()
             other.disk.capacity_bytes *= 2
+            with trio.fail_after(ENOUGH_S):
+                await other.leads.wait()
+
+    run(scenario)
+
+
+def test_two_replicas_that_are_nearly_full_do_not_leave_the_lead_to_each_other() -> None:
+    async def scenario() -> None:
+        async with memory_coordinator() as coordinator, replicas_on(coordinator, 2) as (leader, other):
+            assert leader.metadata is not None
+            assert other.metadata is not None
+            for metadata in (leader.metadata, other.metadata):
+                metadata._headroom_bytes = 2 << 20
+            fill(other, left_bytes=3 << 19)
+            assert other.metadata.has_room()
+            await trio.sleep(REPLICA_SIGN_S)
+            fill(leader, left_bytes=1 << 19)
+            await trio.sleep(ENOUGH_S)
+            assert leader.leads.is_set()
+            assert not leader.ended.is_set()
+            fill(other, left_bytes=3 << 20)
             with trio.fail_after(ENOUGH_S):
                 await other.leads.wait()
 

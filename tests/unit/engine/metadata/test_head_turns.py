@@ -309,6 +309,23 @@ def test_heads_are_bounded_and_odd_requests_are_refused(monkeypatch: pytest.Monk
     scene(body)
 
 
+def test_a_head_that_has_lost_an_answer_with_turns_follows_anew() -> None:
+    async def body(names: Names) -> None:
+        opened = (await names.client.call(m.OpenTurns(1 << 40))).message
+        assert isinstance(opened, m.TurnsOpened)
+        await names.client.call(m.FollowTurns(0, 0))
+        await names.client.call(m.JoinTurns(opened.turns))
+        await names.client.call(m.StatNames([A], stamps=True))
+        await names.change(durable=False)
+        lost = (await names.client.call(m.FollowTurns(0, 0))).message
+        assert isinstance(lost, m.TurnsFollowed)
+        assert (lost.number, bool(lost.stamps)) == (1, True)
+        with pytest.raises(SessionLost, match="was lost"):
+            await names.client.call(m.FollowTurns(0, 0))
+
+    scene(body)
+
+
 def test_an_index_that_is_rebuilt_turns_all_that_heads_know() -> None:
     async def body(names: Names) -> None:
         (head,) = names.heads

@@ -19,7 +19,7 @@ from engine.process.embedded import EmbeddedEngine
 from engine.store.store import Store
 from engine.superblock import superblock as superblocks
 from engine.superblock.superblock import read_superblock
-from lakefs.errors import OperationalError, SpaceNotFound, StoreFull, StoreReadOnly
+from lakefs.errors import OperationalError, SpaceNotFound, StoreFull, StoreReadOnly, UserError
 from lakefs.ids import Sequence
 from lakefs.wire import messages as m
 from tests.contract.test_requests_keyed import put_keys, space_of
@@ -279,5 +279,32 @@ def test_a_release_that_does_not_know_special_nodes_does_not_open_a_store_that_h
         with pytest.raises(StoreReadOnly, match="pipes, sockets and device nodes"):
             async with simulated_store(disk):
                 pass
+
+    run(main)
+
+
+def test_what_is_refused_leaves_the_store_open_to_earlier_releases() -> None:
+    async def main() -> None:
+        disk = SimDisk(8)
+        async with simulated_store(disk) as store:
+            client = client_of(store)
+            await ask(client, m.BucketCreate("bkt"), m.Buckets)
+            for bucket, key, kind, device in (
+                ("bkt", "a", 9, 0),
+                ("bkt", "a", 2, 0),
+                ("bkt", "a", 5, 1),
+                ("bkt", "a/", 5, 0),
+                ("missing", "a", 5, 0),
+            ):
+                with pytest.raises(UserError):
+                    await client.call(m.MakeNode(bucket, key, kind, m.ObjectAttributes(), device))
+            for request in (
+                m.BucketSet("missing", versioning="enabled"),
+                m.BucketSet("bkt", versioning="sometimes"),
+                m.UploadCreate("missing", "a", m.ObjectAttributes()),
+            ):
+                with pytest.raises(UserError):
+                    await client.call(request)
+            assert not read_superblock(disk).read_only_features
 
     run(main)
