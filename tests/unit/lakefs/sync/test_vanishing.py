@@ -1,0 +1,143 @@
+"""Sources that vanish or change while they are read, and names of a source that a side cannot have: nothing is lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.process.embedded import open_lake
+from lakefs.client.blocking.lake import Lake
+from lakefs.client.facade import driver_of
+from lakefs.names import Name
+from lakefs.steps.steps import Steps
+from lakefs.sync import sides
+from lakefs.sync.entries import Entry
+from lakefs.sync.report import Done, SyncObserver, SyncOutcome, SyncTotals
+from lakefs.sync.sides import BucketSide, FolderSide, Side
+from lakefs.sync.sync import SyncOptions, sync
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    folder = tmp_path_factory.mktemp("lake") / "store"
+    folder.mkdir()
+    with open_lake(folder) as opened:
+        yield opened
+
+
+def run(lake: Lake, source: Side, target: Side, outcomes: list[SyncOutcome] | None = None) -> SyncTotals:
+    driver = driver_of(lake)
+    observer = SyncObserver((outcomes if outcomes is not None else []).append)
+    return driver.run(sync(driver.steps, source, target, SyncOptions(delete=True, create_bucket=True), observer))
+
+
+def keys(lake: Lake, name: str) -> list[str]:
+    return [entry.key for entry in lake.ls(name)]
+
+
+class MovedFolder(FolderSide):
+    """A local folder that is moved away, as a disk that is unplugged, once its first page was read."""
+
+    moved: str
+
+    def read_page(self) -> list[Entry] | None:
+        page = super().read_page()
+        if not os.path.exists(self.moved):
+            os.rename(self.moved.removesuffix(".moved"), self.moved)
+            os.mkdir(self.moved.removesuffix(".moved"))
+        return page
+
+
+@pytest.mark.parametrize("below", ["", "d/"])
+def test_nothing_is_removed_when_the_source_is_moved_away_while_it_is_read(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str
+) -> None:
+    monkeypatch.setattr(sides, "PAGE", 3)
+    bucket = f"moved{len(below)}"
+    source = tmp_path / "in"
+    (source / below).mkdir(parents=True)
+    for number in range(9):
+        (source / below / f"{number}").write_bytes(b"x")
+    run(lake, FolderSide(str(source)), BucketSide(driver_of(lake).steps, Name(bucket, ""), may_miss=True))
+    there = keys(lake, f"{bucket}/")
+    side = MovedFolder(str(source))
+    side.moved = str(source / below).rstrip("/") + ".moved"
+    totals = run(lake, side, BucketSide(driver_of(lake).steps, Name(bucket, "")))
+    assert not totals.is_in_step
+    assert keys(lake, f"{bucket}/") == there
+
+
+def test_nothing_is_removed_when_the_bucket_of_the_source_is_made_anew_while_it_is_listed(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sides, "PAGE", 3)
+    for number in range(9):
+        lake.put(f"anew/{number}", b"x", create_bucket=True)
+    steps = driver_of(lake).steps
+    run(lake, BucketSide(steps, Name("anew", "")), BucketSide(steps, Name("copies", ""), may_miss=True))
+    totals = run(lake, RemadeBucket(steps, Name("anew", "")), BucketSide(steps, Name("copies", "")))
+    assert totals.withheld
+    assert len(keys(lake, "copies/")) == 9
+
+
+class RemadeBucket(BucketSide):
+    """A bucket that somebody removes and makes again once its first page was listed."""
+
+    def next_page(self) -> Steps[list[Entry] | None]:
+        page = yield from super().next_page()
+        names = [Name(self.name.bucket, str(number)) for number in range(9)]
+        if (yield from self.steps.exists(str(names[0]))):
+            yield from self.steps.remove_many(names)
+            yield from self.steps.remove_bucket(self.name.bucket)
+            yield from self.steps.create_bucket(self.name.bucket)
+        return page
+
+
+class MovedPrefix(BucketSide):
+    """A folder of a bucket that somebody renames once its first page was listed."""
+
+    def next_page(self) -> Steps[list[Entry] | None]:
+        page = yield from super().next_page()
+        if (yield from self.steps.exists(str(self.name))):
+            yield from self.steps.move(str(self.name), f"{self.name.bucket}/elsewhere/")
+        return page
+
+
+def test_nothing_is_removed_when_the_folder_of_the_source_is_renamed_while_it_is_listed(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sides, "PAGE", 3)
+    for number in range(9):
+        lake.put(f"renamed/in/{number}", b"x", create_bucket=True)
+    steps = driver_of(lake).steps
+    run(lake, BucketSide(steps, Name("renamed", "in/")), BucketSide(steps, Name("renamed", "out/"), may_miss=True))
+    totals = run(lake, MovedPrefix(steps, Name("renamed", "in/")), BucketSide(steps, Name("renamed", "out/")))
+    assert totals.withheld
+    assert len(keys(lake, "renamed/out/")) == 9
+
+
+def test_what_the_target_has_in_a_folder_whose_name_is_too_long_stays(lake: Lake, tmp_path: Path) -> None:
+    part = "p" * 250
+    deep = tmp_path / "in" / part / part / part / part / part
+    deep.mkdir(parents=True)
+    (deep / "x").write_bytes(b"x")
+    (tmp_path / "in" / "a").write_bytes(b"x")
+    key = str(deep / "x").removeprefix(f"{tmp_path}/in/")
+    lake.put(f"long/{key}", b"x", create_bucket=True)
+    outcomes: list[SyncOutcome] = []
+    totals = run(lake, FolderSide(str(tmp_path / "in")), BucketSide(driver_of(lake).steps, Name("long", "")), outcomes)
+    assert key in keys(lake, "long/")
+    assert not totals.is_in_step
+    assert {outcome.done for outcome in outcomes} == {Done.COPIED, Done.SKIPPED}
+
+
+def test_what_the_target_has_below_a_link_back_to_a_folder_above_it_stays(lake: Lake, tmp_path: Path) -> None:
+    (tmp_path / "in" / "d").mkdir(parents=True)
+    (tmp_path / "in" / "d" / "x").write_bytes(b"x")
+    (tmp_path / "in" / "d" / "loop").symlink_to("..")
+    lake.put("loops/d/loop/y", b"x", create_bucket=True)
+    run(lake, FolderSide(str(tmp_path / "in"), follow=True), BucketSide(driver_of(lake).steps, Name("loops", "")))
+    assert keys(lake, "loops/") == ["d/loop/y", "d/x"]
