@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,21 @@ def test_an_old_version_is_fetched(shell: Shell, kept: str, tmp_path: Path) -> N
     assert (tmp_path / "f").read_bytes() == (tmp_path / "k").read_bytes() == b"1"
     assert shell("versions", "get", f"{kept}/k", "f" * 32, tmp_path / "g").code != 0
     assert not (tmp_path / "g").exists()
+
+
+def test_a_version_goes_into_a_pipe_as_into_any_stream(shell: Shell, kept: str, tmp_path: Path) -> None:
+    oldest = str(listed(shell, f"{kept}/k")[-1]["version"])
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        shell.good("versions", "get", f"{kept}/k", oldest, pipe)
+        assert os.read(reader, 10) == b"1"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo(), "/dev/null would become a file"
+    assert shell("versions", "get", f"{kept}/k", oldest, f"{tmp_path}/none/").code == 74
+    assert not (tmp_path / "none").exists()
 
 
 def test_what_was_removed_or_overwritten_comes_back(shell: Shell, kept: str) -> None:
