@@ -164,6 +164,8 @@ def needed(pair: Pair, comparison: Comparison) -> tuple[Need, str]:
 
 
 def _needed_by_folder(source: Entry, target: Entry | None, comparison: Comparison) -> tuple[Need, str]:
+    if source.size_bytes and (target is None or target.blob != source.blob):
+        return Need.REFUSE, "a folder's own key that has content"
     mode = FOLDER_MODE if target is None else target.mode
     if target is None and (source.is_bare or comparison.makes_folders):
         return Need.FOLDER, "new"

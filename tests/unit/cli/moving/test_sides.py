@@ -11,6 +11,7 @@ import pytest
 
 from cli.moving.sides import Lakes, Place, places_of, side_of
 from cli.moving.sync_account import Pace
+from cli.moving.watching import _fingerprint
 from fuse.kernel import mount_point
 from fuse.kernel.mount_point import LAKE_TYPE, MountEntry
 from lakefs.client.blocking.lake import Lake
@@ -56,6 +57,16 @@ def test_a_mount_of_a_lake_below_a_folder_is_left_out(tmp_path: Path, monkeypatc
         ("a/x", ""),
         ("mounted/", "a mount of a lake"),
     ]
+
+
+def test_a_watch_sees_what_changes_behind_a_link_that_is_followed(tmp_path: Path) -> None:
+    for folder in ("in", "behind"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "behind")
+    before = [_fingerprint(str(tmp_path / "in"), Rules(), follow) for follow in (False, True)]
+    (tmp_path / "behind" / "x").write_bytes(b"x")
+    after = [_fingerprint(str(tmp_path / "in"), Rules(), follow) for follow in (False, True)]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, False]
 
 
 class _StatusOnly:

@@ -18,6 +18,7 @@ from lakefs.sync.entries import Entry
 from lakefs.sync.report import Done, SyncObserver, SyncOutcome, SyncTotals
 from lakefs.sync.sides import BucketSide, FolderSide, Side
 from lakefs.sync.sync import SyncOptions, sync
+from tests.odd_names import put_odd
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +133,28 @@ def test_what_the_target_has_in_a_folder_whose_name_is_too_long_stays(lake: Lake
     assert key in keys(lake, "long/")
     assert not totals.is_in_step
     assert {outcome.done for outcome in outcomes} == {Done.COPIED, Done.SKIPPED}
+
+
+@pytest.mark.parametrize("key", ["in/d/", "in/empty/"])
+def test_the_content_of_a_folders_own_key_is_not_left_out_in_silence(lake: Lake, key: str) -> None:
+    for name in (key, "in/d/x"):
+        put_odd(lake, "own", name, name.encode())
+    steps, outcomes = driver_of(lake).steps, list[SyncOutcome]()
+    totals = run(
+        lake, BucketSide(steps, Name("own", "in/")), BucketSide(steps, Name("own", "out/"), may_miss=True), outcomes
+    )
+    assert not totals.is_in_step
+    assert key.removeprefix("in/") in [outcome.path for outcome in outcomes if outcome.done is Done.SKIPPED]
+    assert keys(lake, "own/out/") == ["out/d/x"]
+    put_odd(lake, "own", key.replace("in/", "out/"), key.encode())
+    lake.remove("own/in/d/x")
+    lake.remove("own/out/d/x")
+    put_odd(lake, "own", "in/d/x", b"")
+    assert run(
+        lake, BucketSide(steps, Name("own", "in/")), BucketSide(steps, Name("own", "out/"), may_miss=True)
+    ).is_in_step
+    for name in (key, key.replace("in/", "out/")):
+        lake.remove(f"own/{name}")
 
 
 def test_what_the_target_has_below_a_link_back_to_a_folder_above_it_stays(lake: Lake, tmp_path: Path) -> None:
