@@ -25,7 +25,7 @@ from lakefs.sync.entries import Entry
 from lakefs.sync.report import Done, SyncObserver, SyncOutcome
 from lakefs.sync.sides import BucketSide, FolderSide
 from lakefs.trees.folder_modes import set_modes
-from lakefs.trees.get_file import GetOptions
+from lakefs.trees.get_file import KEPT_NEWER, GetOptions
 from lakefs.trees.get_tree import OPEN_BATCH, TreeGet
 from lakefs.trees.part_files import MODE_MASK
 from lakefs.trees.put_tree import PutOptions, TreePut
@@ -114,7 +114,7 @@ class Download:
         self._observer = observer
         shown_bytes = len(str(source.name))
         inner = Observer(
-            lambda outcome: observer.outcome(_of_file(outcome, outcome.name[shown_bytes:])), observer.progress
+            lambda outcome: observer.outcome(_of_fetched(outcome, outcome.name[shown_bytes:])), observer.progress
         )
         self._get = TreeGet(lake, source.name, target.root, options, inner)
         self._has_root = False
@@ -301,6 +301,13 @@ def _etag_of(found: ObjectStat) -> tuple[int, bytes]:
     if len(text) == 32 and not set(text) - set("0123456789abcdef"):
         return _MD5, bytes.fromhex(text)
     return _MULTIPART, text.encode()
+
+
+def _of_fetched(outcome: FileOutcome, path: str) -> SyncOutcome:
+    """Return the outcome of a fetched file; of one that was left because it is newer, in the words of a sync."""
+    if outcome.notice == KEPT_NEWER:
+        return SyncOutcome(path, Done.SKIPPED, "newer at the target", outcome.size_bytes)
+    return _of_file(outcome, path)
 
 
 def _of_file(outcome: FileOutcome, path: str) -> SyncOutcome:

@@ -188,7 +188,9 @@ def _mover(lake: LakeSteps, source: Side, target: Side, options: SyncOptions, ob
         put_options = PutOptions(compare=False, create_bucket=options.create_bucket, jobs=options.jobs)
         return Upload(lake, source, target, put_options, observer)
     if isinstance(source, BucketSide) and isinstance(target, FolderSide):
-        return Download(lake, source, target, GetOptions(follow=options.follow), observer)
+        # Below links that are followed the target was not listed, so what is newer there is known only now.
+        get_options = GetOptions(follow=options.follow, keep_newer=options.comparison.update)
+        return Download(lake, source, target, get_options, observer)
     if isinstance(source, BucketSide) and isinstance(target, BucketSide):
         if source.runner is not None:
             return Relay(lake, source, target, observer, create_bucket=options.create_bucket)

@@ -135,6 +135,30 @@ def test_what_the_target_has_in_a_folder_whose_name_is_too_long_stays(lake: Lake
     assert {outcome.done for outcome in outcomes} == {Done.COPIED, Done.SKIPPED}
 
 
+def test_behind_a_link_of_the_target_nothing_newer_is_replaced_and_nothing_is_removed(
+    lake: Lake, tmp_path: Path
+) -> None:
+    lake.put("links/d/x", b"of the lake", create_bucket=True)
+    (tmp_path / "behind").mkdir()
+    (tmp_path / "behind" / "x").write_bytes(b"edited")
+    (tmp_path / "behind" / "y").write_bytes(b"only here")
+    later_s = lake.stat("links/d/x").mtime_ns // 10**9 + 60
+    os.utime(tmp_path / "behind" / "x", (later_s, later_s))
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "d").symlink_to(tmp_path / "behind")
+    outcomes: list[SyncOutcome] = []
+    lake.sync("links", target, update=True, delete=True, follow=True, outcome=outcomes.append)
+    assert [(outcome.path, outcome.done, outcome.reason) for outcome in outcomes] == [
+        ("d/x", Done.SKIPPED, "newer at the target")
+    ]
+    found = {path.name: path.read_bytes() for path in (tmp_path / "behind").iterdir()}
+    assert found == {"x": b"edited", "y": b"only here"}
+    lake.sync("links", target, delete=True, follow=True)
+    assert (tmp_path / "behind" / "x").read_bytes() == b"of the lake"
+    assert (tmp_path / "behind" / "y").exists()
+
+
 @pytest.mark.parametrize("key", ["in/d/", "in/empty/"])
 def test_the_content_of_a_folders_own_key_is_not_left_out_in_silence(lake: Lake, key: str) -> None:
     for name in (key, "in/d/x"):
