@@ -14,7 +14,8 @@ from lakefs.client.facade import driver_of
 from lakefs.names import Name
 from lakefs.steps.steps import Steps
 from lakefs.sync import sides
-from lakefs.sync.entries import Entry
+from lakefs.sync.diff import Difference, Differing, diff
+from lakefs.sync.entries import Comparison, Entry
 from lakefs.sync.report import Done, SyncObserver, SyncOutcome, SyncTotals
 from lakefs.sync.sides import BucketSide, FolderSide, Side
 from lakefs.sync.sync import SyncOptions, sync
@@ -33,6 +34,12 @@ def run(lake: Lake, source: Side, target: Side, outcomes: list[SyncOutcome] | No
     driver = driver_of(lake)
     observer = SyncObserver((outcomes if outcomes is not None else []).append)
     return driver.run(sync(driver.steps, source, target, SyncOptions(delete=True, create_bucket=True), observer))
+
+
+def differing(lake: Lake, first: Side, second: Side) -> dict[str, Difference]:
+    found: list[Differing] = []
+    driver_of(lake).run(diff(first, second, Comparison(modes=False), found.append))
+    return {one.path: one.difference for one in found}
 
 
 def keys(lake: Lake, name: str) -> list[str]:
@@ -131,6 +138,8 @@ def test_what_the_target_has_in_a_folder_whose_name_is_too_long_stays(lake: Lake
     outcomes: list[SyncOutcome] = []
     totals = run(lake, FolderSide(str(tmp_path / "in")), BucketSide(driver_of(lake).steps, Name("long", "")), outcomes)
     assert key in keys(lake, "long/")
+    found = differing(lake, FolderSide(str(tmp_path / "in")), BucketSide(driver_of(lake).steps, Name("long", "")))
+    assert set(found.values()) == {Difference.UNREADABLE, Difference.ONLY_SECOND}
     assert not totals.is_in_step
     assert {outcome.done for outcome in outcomes} == {Done.COPIED, Done.SKIPPED}
 
@@ -170,6 +179,9 @@ def test_the_content_of_a_folders_own_key_is_not_left_out_in_silence(lake: Lake,
     assert not totals.is_in_step
     assert key.removeprefix("in/") in [outcome.path for outcome in outcomes if outcome.done is Done.SKIPPED]
     assert keys(lake, "own/out/") == ["out/d/x"]
+    assert differing(lake, BucketSide(steps, Name("own", "in/")), BucketSide(steps, Name("own", "out/"))) == {
+        key.removeprefix("in/"): Difference.ONLY_FIRST
+    }
     put_odd(lake, "own", key.replace("in/", "out/"), key.encode())
     lake.remove("own/in/d/x")
     lake.remove("own/out/d/x")
