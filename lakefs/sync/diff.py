@@ -35,7 +35,9 @@ class Differing:
 def diff(first: Side, second: Side, comparison: Comparison, found: Callable[[Differing], None]) -> Steps[int]:
     """Compare two sides; call `found` for each name that differs, and return how many files are the same.
 
-    Folders are no names of their own, unless their own keys have content.  Raises the errors of a side that does not exist or cannot be listed.
+    Folders are no names of their own, unless their own keys have content.
+
+    Raises the errors of a side that does not exist or cannot be listed.
     """
     same = 0
     pairing = Pairing()

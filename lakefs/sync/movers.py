@@ -199,17 +199,18 @@ class NameCopies:
                     attributes=attributes_of(found),
                     create_bucket=self._create_bucket,
                 )
-                yield from self._pipeline.submit(Send(request), self._done(entry), self._failed(entry))
+                yield from self._pipeline.submit(Send(request), self._done(entry, found.blob), self._failed(entry))
         yield from self._folders.make(entries)
 
     def finish(self) -> Steps[None]:
         yield from self._pipeline.drain()
         yield from self._folders.set_modes()
 
-    def _done(self, entry: Entry) -> Callable[[Reply], None]:
+    def _done(self, entry: Entry, blob: bytes) -> Callable[[Reply], None]:
         def done(reply: Reply) -> None:
             try:
-                only_result(reply)
+                if only_result(reply).blob != blob:  # then the attributes are those of the object before it
+                    raise SourceChanged(f"{self._source}{entry.path} changed while it was copied")
             except LakeError as error:
                 self._observer.outcome(failed(entry.path, error))
                 return

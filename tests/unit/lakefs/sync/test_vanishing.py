@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,14 +11,17 @@ import pytest
 from engine.process.embedded import open_lake
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.facade import driver_of
+from lakefs.errors import LakeError
+from lakefs.lake.lake_steps import LakeSteps
 from lakefs.names import Name
-from lakefs.steps.steps import Steps
+from lakefs.steps.steps import Steps, send
 from lakefs.sync import sides
 from lakefs.sync.diff import Difference, Differing, diff
 from lakefs.sync.entries import Comparison, Entry
 from lakefs.sync.report import Done, SyncObserver, SyncOutcome, SyncTotals
 from lakefs.sync.sides import BucketSide, FolderSide, Side
 from lakefs.sync.sync import SyncOptions, sync
+from lakefs.wire.messages import NameChange, ObjectAttributes, ObjectStat, PutObjects
 from tests.odd_names import put_odd
 
 
@@ -125,6 +128,25 @@ def test_nothing_is_removed_when_the_folder_of_the_source_is_renamed_while_it_is
     totals = run(lake, MovedPrefix(steps, Name("renamed", "in/")), BucketSide(steps, Name("renamed", "out/")))
     assert totals.withheld
     assert len(keys(lake, "renamed/out/")) == 9
+
+
+def test_an_object_that_changes_while_it_is_copied_has_failed(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.put("changing/in/x", b"before", create_bucket=True)
+    steps = driver_of(lake).steps
+    stat_many = LakeSteps.stat_many
+
+    def then_changed(self: LakeSteps, names: Sequence[Name]) -> Steps[list[ObjectStat | LakeError]]:
+        found = yield from stat_many(self, names)
+        change = NameChange("changing", "in/x", b"", ObjectAttributes())
+        yield from send(PutObjects([5], [change]), body=[memoryview(b"after")])
+        return found
+
+    monkeypatch.setattr(LakeSteps, "stat_many", then_changed)
+    sides_of = BucketSide(steps, Name("changing", "in/")), BucketSide(steps, Name("changing", "out/"), may_miss=True)
+    outcomes: list[SyncOutcome] = []
+    totals = run(lake, *sides_of, outcomes)
+    assert [(outcome.path, outcome.done) for outcome in outcomes] == [("x", Done.FAILED)]
+    assert not totals.is_in_step
 
 
 def test_what_the_target_has_in_a_folder_whose_name_is_too_long_stays(lake: Lake, tmp_path: Path) -> None:
