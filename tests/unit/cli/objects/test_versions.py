@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from cli.objects import versions
+from lakefs.names import Name
+from lakefs.steps.steps import Steps, send
+from lakefs.wire.messages import DeleteNames, NameResult
 from tests.unit.cli.objects.conftest import Shell
 
 
@@ -118,3 +123,21 @@ def test_all_old_versions_are_removed_and_what_is_there_stays(shell: Shell, kept
     shell.good("versions", "rm", "-r", "-y", kept)
     shell.good("bucket", "rm", kept)
     assert shell("versions", "rm", f"{kept}/k").code == 2
+
+
+def test_what_is_removed_while_old_versions_go_is_not_there_again(
+    shell: Shell, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete, calls = versions._delete, list[Name]()
+
+    def and_others_remove(of: Sequence[tuple[str, str]], name: Name) -> Steps[list[NameResult]]:
+        found = yield from delete(of, name)
+        if not calls:
+            yield from send(DeleteNames([(kept, "kk")]))
+        calls.append(name)
+        return found
+
+    monkeypatch.setattr(versions, "_delete", and_others_remove)
+    shell.good("versions", "rm", "-r", kept)
+    assert shell.names(kept) == ["d/x"]
+    assert [entry["is_marker"] for entry in listed(shell, f"{kept}/kk")] == [True, False]
