@@ -185,7 +185,9 @@ class _Sync:
 
 def _mover(lake: LakeSteps, source: Side, target: Side, options: SyncOptions, observer: SyncObserver) -> Mover:
     if isinstance(source, FolderSide) and isinstance(target, BucketSide):
-        put_options = PutOptions(compare=False, create_bucket=options.create_bucket, jobs=options.jobs)
+        put_options = PutOptions(
+            compare=False, create_bucket=options.create_bucket, jobs=options.jobs, follow=source.follow
+        )
         return Upload(lake, source, target, put_options, observer)
     if isinstance(source, BucketSide) and isinstance(target, FolderSide):
         # Below links that are followed the target was not listed, so what is newer there is known only now.

@@ -149,6 +149,32 @@ def test_an_object_that_changes_while_it_is_copied_has_failed(lake: Lake, monkey
     assert not totals.is_in_step
 
 
+class LinkedFile(FolderSide):
+    """A folder in which somebody replaces a file by a link to one outside, once the folder was read."""
+
+    outside: str
+
+    def read_page(self) -> list[Entry] | None:
+        page = super().read_page()
+        if not os.path.islink(self.path_of("a")):
+            os.unlink(self.path_of("a"))
+            os.symlink(self.outside, self.path_of("a"))
+        return page
+
+
+@pytest.mark.parametrize("size", [6, 5 << 20])
+def test_a_file_that_becomes_a_link_is_not_followed(lake: Lake, tmp_path: Path, size: int) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").write_bytes(bytes(size))
+    (tmp_path / "secret").write_bytes(b"s" * size)
+    side = LinkedFile(str(tmp_path / "in"))
+    side.outside = str(tmp_path / "secret")
+    outcomes: list[SyncOutcome] = []
+    run(lake, side, BucketSide(driver_of(lake).steps, Name("swapped", ""), may_miss=True), outcomes)
+    assert [outcome.done for outcome in outcomes] == [Done.FAILED]
+    assert not lake.exists("swapped/a")
+
+
 def test_what_the_target_has_in_a_folder_whose_name_is_too_long_stays(lake: Lake, tmp_path: Path) -> None:
     part = "p" * 250
     deep = tmp_path / "in" / part / part / part / part / part
