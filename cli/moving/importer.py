@@ -23,7 +23,7 @@ from typing import Final, Protocol, TypeVar
 
 from cli.moving.etags import BrokenOff, CheckedBody, is_of_content, kept_etag, part_count
 from cli.moving.s3_source import Fetched, Found, S3Source
-from lakefs.errors import InvalidArgument, LakeError
+from lakefs.errors import BucketNotFound, InvalidArgument, LakeError
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.limits import CHUNK_BYTES
 from lakefs.names import Name
@@ -256,8 +256,16 @@ class Importer:
 
     def _import_versions(self, path: str, versions: Sequence[Found]) -> list[SyncOutcome]:
         name = Name(self._target.bucket, self._target.key + path)
+        try:
+            return self._import_missing_versions(path, name, versions)
+        except LakeError as error:
+            if is_fatal(error):
+                raise
+            return [SyncOutcome(path, Done.FAILED, error.message, error=error)]
+
+    def _import_missing_versions(self, path: str, name: Name, versions: Sequence[Found]) -> list[SyncOutcome]:
         with self._runner() as runner:
-            present = runner.run(_versions_of(name))
+            present = self._present_versions(runner, name)
         there = [(entry.is_marker, entry.size_bytes, entry.etag) for entry in present]
         wanted = [(found.is_marker, found.size_bytes, found.etag) for found in versions]
         if there != wanted[: len(there)]:
@@ -269,6 +277,14 @@ class Importer:
             if outcomes[-1].done is not Done.COPIED:
                 break  # those that follow would stand in the wrong order
         return outcomes
+
+    def _present_versions(self, runner: Runner, name: Name) -> list[VersionEntry]:
+        try:
+            return runner.run(_versions_of(name))
+        except BucketNotFound:
+            if not self._options.dry_run:
+                raise
+            return []  # the import would make it
 
     def _import_marker(self, path: str, name: Name) -> SyncOutcome:
         if not self._options.dry_run:

@@ -131,7 +131,7 @@ def side_of(place: Place, other: Place, rules: Rules, *, follow: bool = False, m
     if place.is_folder:
         prefix_bytes = len(other.name.key.encode())
         refused = frozenset(_identities(place, other))
-        return FolderSide(place.text, rules, follow, prefix_bytes, refused, may_miss)
+        return FolderSide(place.text, rules, follow, prefix_bytes, refused, may_miss, _lake_mounts())
     driver = driver_of(place.lake)
     is_elsewhere = place.is_source and not other.is_folder and place.lake is not other.lake
     return BucketSide(
@@ -172,6 +172,14 @@ def _refuse_mounted(folder: str) -> None:
         raise InvalidArgument(
             f"{folder} is in a mount of a lake; name what it shows as {SCHEME}BUCKET/PREFIX", subject=folder
         )
+
+
+def _lake_mounts() -> frozenset[int]:
+    """Return the devices of the mounts of lakes on this machine."""
+    from fuse.kernel.mount_point import LAKE_TYPE, all_mounts
+
+    devices = (entry.device.split(":") for entry in all_mounts() if entry.type == LAKE_TYPE)
+    return frozenset(os.makedev(int(major), int(minor)) for major, minor in devices)
 
 
 def _identities(place: Place, other: Place) -> Iterator[tuple[int, int]]:

@@ -71,7 +71,14 @@ def sync(where: Target, /, source: str, target: str, **options: Any) -> int:
         places = places_of(source, target, lakes)
         run = _Runs(places, rules, pace, options)
         if options["watch"]:
-            totals = follow_source(places[0], rules, run.once, is_embedded=where.data is not None, token=where.token())
+            totals = follow_source(
+                places[0],
+                rules,
+                run.once,
+                is_embedded=where.data is not None,
+                token=where.token(),
+                follow=options["follow"],
+            )
         else:
             totals = run.once()
     return 0 if totals.is_in_step else EXIT_NOT_IN_STEP

@@ -36,7 +36,7 @@ _END_S: Final = 5.0
 
 
 def follow_source(
-    source: Place, rules: Rules, once: Callable[[], SyncTotals], *, is_embedded: bool, token: str | None
+    source: Place, rules: Rules, once: Callable[[], SyncTotals], *, is_embedded: bool, token: str | None, follow: bool
 ) -> SyncTotals:
     """Run a pass now, and another whenever the source has changed; return the last one's totals after Ctrl-C."""
     if is_embedded and not source.is_folder:
@@ -44,7 +44,7 @@ def follow_source(
     last = once()
     with suppress(KeyboardInterrupt):
         if source.is_folder:
-            for _ in _changes_of_folder(source.text, rules):
+            for _ in _changes_of_folder(source.text, rules, follow):
                 last = _tried(once, last)
         else:
             with _changes_of_bucket(source.lake.address, token, source.name) as changed:
@@ -69,22 +69,22 @@ def _tried(once: Callable[[], SyncTotals], last: SyncTotals) -> SyncTotals:
             time.sleep(TRY_AGAIN_S)
 
 
-def _changes_of_folder(root: str, rules: Rules) -> Iterator[None]:
+def _changes_of_folder(root: str, rules: Rules, follow: bool) -> Iterator[None]:
     """Yield whenever a folder is not what it was; first at once, for what changed before this began."""
     before = b""
     while True:
-        found = _fingerprint(root, rules)
+        found = _fingerprint(root, rules, follow)
         if found != before:
             yield
             before = found
         time.sleep(READ_EVERY_S)
 
 
-def _fingerprint(root: str, rules: Rules) -> bytes:
+def _fingerprint(root: str, rules: Rules, follow: bool) -> bytes:
     """Return a hash of the names, sizes, times and modes in a folder; b"" if it cannot be read."""
     from lakefs.sync.sides import FolderSide
 
-    side = FolderSide(root, rules)
+    side = FolderSide(root, rules, follow)
     digest = hashlib.blake2b()
     with suppress(LocalFileError):
         while (page := side.read_page()) is not None:

@@ -121,8 +121,13 @@ def get_version(lake: Lake, text: str, target: str, version: str) -> None:
     if target == "-" or is_stdout(target):
         driver.run(_stream(lake, source, 0, ALL, _writer(stdout_descriptor(), "stdout"), version))
         return
+    if is_stream(target):
+        _get_into_special(lake, source, target, version)
+        return
     if os.path.isdir(target):
         target = os.path.join(target, source.key.rpartition("/")[2])
+    elif target.endswith("/"):
+        raise LocalFileError(f"{target}: there is no such folder", subject=target)
     path = os.path.realpath(target)
     driver.run(get_to_file(driver.steps, source, path, GetOptions(compare=False), Observer(), version))
 
@@ -260,12 +265,12 @@ def _failed(source: Name, target: str, error: LakeError) -> FileOutcome:
     return FileOutcome(target, str(source), Fate.FAILED, error=error)
 
 
-def _get_into_special(lake: Lake, source: Name, target: str) -> FileOutcome:
+def _get_into_special(lake: Lake, source: Name, target: str, version: str = "") -> FileOutcome:
     from lakefs.trees.walk import Fate, FileOutcome
 
     descriptor = open_stream(target)
     try:
-        size = driver_of(lake).run(_stream(lake, source, 0, ALL, _writer(descriptor, target)))
+        size = driver_of(lake).run(_stream(lake, source, 0, ALL, _writer(descriptor, target), version))
     finally:
         os.close(descriptor)
     return FileOutcome(target, str(source), Fate.FETCHED, size, size)

@@ -51,6 +51,7 @@ def presigned(signing: Signing, name: Name, method: str, expires_s: int, now_s: 
     moment = time.gmtime(now_s)
     scope = f"{time.strftime(_DAY, moment)}/{signing.region}/s3/aws4_request"
     parts = urlsplit(signing.endpoint)
+    host = _sent_host(parts.scheme, parts.netloc)
     path = quote(f"{parts.path.rstrip('/')}/{name.bucket}/{name.key}", safe="/~")
     query = {
         "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
@@ -60,13 +61,18 @@ def presigned(signing: Signing, name: Name, method: str, expires_s: int, now_s: 
         "X-Amz-SignedHeaders": "host",
     } | ({"versionId": version} if version else {})
     shown = "&".join(f"{key}={quote(value, safe='~')}" for key, value in sorted(query.items()))
-    canonical = f"{method}\n{path}\n{shown}\nhost:{parts.netloc}\n\nhost\nUNSIGNED-PAYLOAD"
+    canonical = f"{method}\n{path}\n{shown}\nhost:{host}\n\nhost\nUNSIGNED-PAYLOAD"
     to_sign = "\n".join(("AWS4-HMAC-SHA256", query["X-Amz-Date"], scope, sha256(canonical.encode()).hexdigest()))
     key = b"AWS4" + signing.secret_key.encode()
     for part in scope.split("/"):
         key = hmac.digest(key, part.encode(), "sha256")
     signature = hmac.digest(key, to_sign.encode(), "sha256").hex()
-    return f"{parts.scheme}://{parts.netloc}{path}?{shown}&X-Amz-Signature={signature}"
+    return f"{parts.scheme}://{host}{path}?{shown}&X-Amz-Signature={signature}"
+
+
+def _sent_host(scheme: str, netloc: str) -> str:
+    """Return the Host header that clients send: in small letters, without the port that the scheme has anyway."""
+    return netloc.lower().removesuffix({"http": ":80", "https": ":443"}[scheme])
 
 
 @click.command()
@@ -155,7 +161,13 @@ def _place(endpoint_url: str | None, region: str | None) -> tuple[str, str]:
         assert found is not None
         endpoint = _configured(found.s3, is_tls=found.s3_tls_cert is not None)
     parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or "@" in parts.netloc
+        or parts.query
+        or parts.fragment
+    ):
         raise InvalidArgument(f"{endpoint!r} is no URL of an endpoint; give one as http://127.0.0.1:9000")
     return endpoint, region or (found.s3_region if found is not None else "")
 

@@ -75,7 +75,7 @@ def rm(where: Target, names: tuple[str, ...], recursive: bool, force: bool, yes:
     """
     removed = _Removed()
     with where.open() as lake:
-        names = tuple(expand(lake, names))
+        names = _each_once(lake, names, recursive)
         if not (force or yes or as_json) and not _are_agreed(lake, names, recursive):
             notice("lake: nothing was removed")
             return EXIT_DECLINED
@@ -90,6 +90,31 @@ def rm(where: Target, names: tuple[str, ...], recursive: bool, force: bool, yes:
     if failure is not None:
         raise failure
     return 0
+
+
+def _each_once(lake: Lake, texts: Sequence[str], recursive: bool) -> tuple[str, ...]:
+    """Return names in place of the patterns among texts.
+
+    A name that only a pattern brings in is left out if it is there already, or goes with a folder that is removed.
+    """
+    names = list(dict.fromkeys(expand(lake, texts)))
+    if not recursive:
+        return tuple(names)
+    typed = set(texts)
+    given = set(names)
+    folders = {name.removesuffix("/") for name in names}
+    return tuple(name for name in names if name in typed or not _goes_with_another(name, given, folders))
+
+
+def _goes_with_another(name: str, given: set[str], folders: set[str]) -> bool:
+    """Return True if a name is in one of the folders, or is the folder beside an object that is given."""
+    above = name.removesuffix("/")
+    if above != name and above in given:
+        return True
+    while above := above.rpartition("/")[0]:
+        if above in folders:
+            return True
+    return False
 
 
 def _remove_all(lake: Lake, names: Sequence[str], recursive: bool, force: bool, removed: _Removed) -> LakeError | None:

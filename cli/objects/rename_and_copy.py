@@ -8,7 +8,7 @@ import click
 
 from cli.objects.patterns import is_meant, matches
 from cli.terminal.completing import complete_names
-from cli.terminal.output import json_option, write_json
+from cli.terminal.output import escaped, json_option, notice, write_json
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
 from lakefs.errors import AlreadyExists, InvalidArgument, KeyNotFound, LakeError
@@ -37,13 +37,16 @@ def mv(where: Target, source: str, target: str, no_clobber: bool, as_json: bool)
     must be free or an empty folder.
 
     SOURCE may be a pattern, in quotes: *, ?, [a-z], and ** for any folders; a name that exists as written wins.
-    What it matches goes into the folder TARGET.
+    What it matches goes into the folder TARGET; a name that cannot be moved is reported, and the others are.
     """
     with where.open() as lake:
-        pairs = _pairs(lake, source, target)
-        for old, new in pairs:
-            found = lake.move(str(old), str(new), replace=not no_clobber)
-    _tell_result("moved", len(pairs), found, as_json)
+        moved, failures = _move_all(lake, _pairs(lake, source, target), replace=not no_clobber)
+    if moved or not failures:
+        _tell_result("moved", len(moved), moved[0] if moved else None, as_json)
+    for error in failures[:-1]:
+        notice(f"lake: {escaped(error.message)}")
+    if failures:
+        raise failures[-1]
 
 
 @click.command()
@@ -76,6 +79,28 @@ def cp(where: Target, source: str, target: str, recursive: bool, no_clobber: boo
             raise found
     one = results[0] if results and not isinstance(results[0], LakeError) and not folders else None
     _tell_result("copied", copied + len(results), one, as_json)
+
+
+def _move_all(lake: Lake, pairs: list[tuple[Name, Name]], *, replace: bool) -> tuple[list[ObjectStat], list[LakeError]]:
+    """Move names, but for those that go with a folder among them; return what was moved, and what failed."""
+    from lakefs.trees.walk import is_fatal
+
+    moved: list[ObjectStat] = []
+    failures: list[LakeError] = []
+    gone: Name | None = None  # what was in it follows it
+    for old, new in pairs:
+        if gone is not None and old.bucket == gone.bucket and old.key.startswith(gone.key):
+            continue
+        try:
+            moved.append(lake.move(str(old), str(new), replace=replace))
+        except LakeError as error:
+            failures.append(error)
+            if is_fatal(error):
+                break
+            continue
+        if old.is_folder:
+            gone = old
+    return moved, failures
 
 
 def _tell_result(done: str, count: int, found: ObjectStat | None, as_json: bool) -> None:

@@ -210,16 +210,23 @@ def _remove(lake: Lake, name: Name, wanted: Sequence[str]) -> int:
 def _remove_below(folder: Name) -> Steps[int]:
     """Remove all versions that no key is bound to, then the delete markers on top; return how many.
 
-    In this order nothing that was removed is there again meanwhile.
+    In this order nothing that was removed is there again meanwhile; a marker stays that has got a version below it.
     """
     from lakefs.put.upload import result_of
 
     removed = 0
     for of_markers in (False, True):
         after, after_version = "", ""
+        waiting: list[VersionEntry] = []
         while True:
             page = yield from _page(folder, after, after_version)
-            old = [entry for entry in page.entries if entry.is_latest == of_markers and entry.is_marker >= of_markers]
+            if of_markers:
+                # What stands below the last one of a page is at the beginning of the next.
+                entries = [*waiting, *page.entries]
+                waiting = entries[-1:] if page.next_after else []
+                old = [entry for entry in _lone_markers(entries) if entry not in waiting]
+            else:
+                old = [entry for entry in page.entries if not entry.is_latest]
             if old:
                 results = yield from _delete([(entry.key, entry.version) for entry in old], folder)
                 removed += len([result_of(result) for result in results if result.failure or result.stat])
@@ -227,6 +234,16 @@ def _remove_below(folder: Name) -> Steps[int]:
             if not after:
                 break
     return removed
+
+
+def _lone_markers(entries: Sequence[VersionEntry]) -> list[VersionEntry]:
+    """Return the delete markers on top that have nothing below them."""
+    following = [*(entry.key for entry in entries[1:]), None]
+    return [
+        entry
+        for entry, below in zip(entries, following, strict=False)
+        if entry.is_latest and entry.is_marker and entry.key != below
+    ]
 
 
 def _delete(versions_of: Sequence[tuple[str, str]], name: Name) -> Steps[list[NameResult]]:

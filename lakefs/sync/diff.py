@@ -35,7 +35,9 @@ class Differing:
 def diff(first: Side, second: Side, comparison: Comparison, found: Callable[[Differing], None]) -> Steps[int]:
     """Compare two sides; call `found` for each name that differs, and return how many files are the same.
 
-    Folders are no names of their own.  Raises the errors of a side that does not exist or cannot be listed.
+    Folders are no names of their own, unless their own keys have content.
+
+    Raises the errors of a side that does not exist or cannot be listed.
     """
     same = 0
     pairing = Pairing()
@@ -51,13 +53,26 @@ def diff(first: Side, second: Side, comparison: Comparison, found: Callable[[Dif
     return same
 
 
+def _compared_folder(pair: Pair) -> Differing | None:
+    """Compare what a folder's own key has as its content, in lakes where S3 clients gave it some."""
+    first, second = (
+        entry.blob if entry is not None and entry.size_bytes else b"" for entry in (pair.source, pair.target)
+    )
+    if first == second:
+        return None
+    difference = Difference.DIFFERENT
+    if not first or not second:
+        difference = Difference.ONLY_FIRST if first else Difference.ONLY_SECOND
+    return Differing(pair.path, difference, "a folder's own key that has content")
+
+
 def _compared(first: Side, second: Side, pair: Pair, comparison: Comparison) -> Steps[Differing | None]:
     path = pair.path
     for shown, entry in (("the first", pair.source), ("the second", pair.target)):
         if entry is not None and entry.refusal:
-            return None if path.endswith("/") else Differing(path, Difference.UNREADABLE, f"{entry.refusal} in {shown}")
+            return None if entry.is_shadow else Differing(path, Difference.UNREADABLE, f"{entry.refusal} in {shown}")
     if path.endswith("/"):
-        return None
+        return _compared_folder(pair)
     if pair.source is None:
         return Differing(path, Difference.ONLY_SECOND)
     if pair.target is None:

@@ -47,6 +47,11 @@ class Entry:
         """True for a folder."""
         return self.path.endswith("/")
 
+    @property
+    def is_shadow(self) -> bool:
+        """True for a folder that cannot be taken over, and of which nothing is lost: what is in it is another entry."""
+        return bool(self.refusal) and self.is_folder and not self.is_bare and not self.size_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -151,8 +156,7 @@ def needed(pair: Pair, comparison: Comparison) -> tuple[Need, str]:
     if source is None:
         return (Need.NOTHING, "") if pair.is_kept else (Need.REMOVE, "not at the source")
     if source.refusal:
-        is_shadow = source.is_folder and not source.is_bare and not source.size_bytes
-        return (Need.NOTHING, "") if is_shadow else (Need.REFUSE, source.refusal)
+        return (Need.NOTHING, "") if source.is_shadow else (Need.REFUSE, source.refusal)
     if source.is_folder:
         return _needed_by_folder(source, target, comparison)
     if target is None:
@@ -164,6 +168,8 @@ def needed(pair: Pair, comparison: Comparison) -> tuple[Need, str]:
 
 
 def _needed_by_folder(source: Entry, target: Entry | None, comparison: Comparison) -> tuple[Need, str]:
+    if source.size_bytes and (target is None or target.blob != source.blob):
+        return Need.REFUSE, "a folder's own key that has content"
     mode = FOLDER_MODE if target is None else target.mode
     if target is None and (source.is_bare or comparison.makes_folders):
         return Need.FOLDER, "new"

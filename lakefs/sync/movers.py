@@ -25,7 +25,7 @@ from lakefs.sync.entries import Entry
 from lakefs.sync.report import Done, SyncObserver, SyncOutcome
 from lakefs.sync.sides import BucketSide, FolderSide
 from lakefs.trees.folder_modes import set_modes
-from lakefs.trees.get_file import GetOptions
+from lakefs.trees.get_file import KEPT_NEWER, GetOptions
 from lakefs.trees.get_tree import OPEN_BATCH, TreeGet
 from lakefs.trees.part_files import MODE_MASK
 from lakefs.trees.put_tree import PutOptions, TreePut
@@ -114,7 +114,7 @@ class Download:
         self._observer = observer
         shown_bytes = len(str(source.name))
         inner = Observer(
-            lambda outcome: observer.outcome(_of_file(outcome, outcome.name[shown_bytes:])), observer.progress
+            lambda outcome: observer.outcome(_of_fetched(outcome, outcome.name[shown_bytes:])), observer.progress
         )
         self._get = TreeGet(lake, source.name, target.root, options, inner)
         self._has_root = False
@@ -199,17 +199,18 @@ class NameCopies:
                     attributes=attributes_of(found),
                     create_bucket=self._create_bucket,
                 )
-                yield from self._pipeline.submit(Send(request), self._done(entry), self._failed(entry))
+                yield from self._pipeline.submit(Send(request), self._done(entry, found.blob), self._failed(entry))
         yield from self._folders.make(entries)
 
     def finish(self) -> Steps[None]:
         yield from self._pipeline.drain()
         yield from self._folders.set_modes()
 
-    def _done(self, entry: Entry) -> Callable[[Reply], None]:
+    def _done(self, entry: Entry, blob: bytes) -> Callable[[Reply], None]:
         def done(reply: Reply) -> None:
             try:
-                only_result(reply)
+                if only_result(reply).blob != blob:  # then the attributes are those of the object before it
+                    raise SourceChanged(f"{self._source}{entry.path} changed while it was copied")
             except LakeError as error:
                 self._observer.outcome(failed(entry.path, error))
                 return
@@ -301,6 +302,13 @@ def _etag_of(found: ObjectStat) -> tuple[int, bytes]:
     if len(text) == 32 and not set(text) - set("0123456789abcdef"):
         return _MD5, bytes.fromhex(text)
     return _MULTIPART, text.encode()
+
+
+def _of_fetched(outcome: FileOutcome, path: str) -> SyncOutcome:
+    """Return the outcome of a fetched file; of one that was left because it is newer, in the words of a sync."""
+    if outcome.notice == KEPT_NEWER:
+        return SyncOutcome(path, Done.SKIPPED, "newer at the target", outcome.size_bytes)
+    return _of_file(outcome, path)
 
 
 def _of_file(outcome: FileOutcome, path: str) -> SyncOutcome:

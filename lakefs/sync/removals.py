@@ -1,8 +1,8 @@
 """Removals: the names that only the target has, noted while the sides are compared, and removed at the end.
 
 Rules kept here:
-- What was noted is removed only if it is still what was compared: the same node in a lake, the same size and time in a
-  folder.
+- What was noted is removed only if it is still what was compared: the same node with the same content in a lake (a
+  mount writes into the node that is there), the same size and time in a folder.
 - Folders are removed when they are empty, and left when they are not.
 - A symbolic link is neither followed nor removed.
 - Memory: the names of files are in a file once they take more than SPOOL_BYTES.
@@ -39,6 +39,8 @@ class Noted(NamedTuple):
     node: int
     size_bytes: int
     mtime_ns: int
+    blob: str = ""
+    """Id of the content in hex."""
 
 
 class Removals:
@@ -56,7 +58,7 @@ class Removals:
         if entry.is_folder:
             self.folders.append(entry.path)
             return
-        noted = Noted(entry.path, entry.node, entry.size_bytes, entry.mtime_ns)
+        noted = Noted(entry.path, entry.node, entry.size_bytes, entry.mtime_ns, entry.blob.hex())
         if self._spool is None:
             self._spool = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed by `close`
                 max_size=SPOOL_BYTES, mode="w+", encoding="utf-8"
@@ -95,7 +97,8 @@ class LakeRemover:
 
     def remove(self, batch: Sequence[Noted]) -> Steps[None]:
         names = [(self._target.bucket, self._target.key + noted.path) for noted in batch]
-        reply = yield from send(DeleteNames(names, conditions=[Condition(node=noted.node) for noted in batch]))
+        conditions = [Condition(node=noted.node, blob=bytes.fromhex(noted.blob)) for noted in batch]
+        reply = yield from send(DeleteNames(names, conditions=conditions))
         assert isinstance(reply.message, NameResults)
         for noted, item in zip(batch, reply.message.results, strict=True):
             outcome = SyncOutcome(noted.path, Done.REMOVED, size_bytes=noted.size_bytes)

@@ -41,12 +41,15 @@ class Runner(Protocol):
 
 
 class Side(Protocol):
-    """One side: `next_page` returns more entries, and None at the end."""
+    """One side: `next_page` returns more entries, and None at the end; `is_in_place` says after that whether the folder
+    that was listed still has its name."""
 
     @property
     def shown(self) -> str: ...
 
     def next_page(self) -> Steps[list[Entry] | None]: ...
+
+    def is_in_place(self) -> Steps[bool]: ...
 
 
 @dataclass
@@ -55,7 +58,8 @@ class FolderSide:
 
     `may_miss`: a folder that does not exist is an empty one.
     `prefix_bytes`: length of the keys' beginning at the other side.  `refused`: (device, inode) of folders that must
-    not be read.
+    not be read.  `mounts`: devices of mounts of a lake; one below the folder is left out, because it may show what the
+    sync writes.
     """
 
     root: str
@@ -64,7 +68,9 @@ class FolderSide:
     prefix_bytes: int = 0
     refused: frozenset[tuple[int, int]] = frozenset()
     may_miss: bool = False
+    mounts: frozenset[int] = frozenset()
     _entries: Iterator[Entry] | None = field(default=None, init=False)
+    _root: _Level | None = field(default=None, init=False)
 
     @property
     def shown(self) -> str:
@@ -76,6 +82,9 @@ class FolderSide:
 
     def next_page(self) -> Steps[list[Entry] | None]:
         return (yield from work(self.read_page))
+
+    def is_in_place(self) -> Steps[bool]:
+        return self._root is None or (yield from work(self._has_its_path, self._root))
 
     def read_page(self) -> list[Entry] | None:
         """Return more entries, and None at the end.  Blocks.  LocalFileError, InvalidArgument."""
@@ -95,6 +104,7 @@ class FolderSide:
             raise LocalFileError(f"{self.root} {reason}", subject=self.root) from error
         except OSError as error:
             raise LocalFileError(f"{self.root}: {error.strerror}", subject=self.root) from error
+        self._root = root
         levels = [root]
         while levels:
             met = next(levels[-1].names, None)
@@ -103,7 +113,7 @@ class FolderSide:
                 continue
             path, kind = met
             if kind is not None:
-                yield from self._entry(path, kind)
+                yield from self._entry(path, kind, levels[-1])
                 continue
             if self.rules.leaves_out(path):
                 continue
@@ -148,11 +158,13 @@ class FolderSide:
         folder = self.path_of(path)
         refusal = self._bad_name(path)
         if refusal:
-            return None, Entry(_shown(path).removesuffix("/"), refusal=refusal)
+            return None, Entry(_shown(path), refusal=refusal, is_bare=True)
         try:
             identity = self._identity(folder)
             if any(level.identity == identity for level in levels):
-                return None, Entry(path.removesuffix("/"), refusal="a symbolic link back to a folder above it")
+                return None, Entry(path, refusal="a symbolic link back to a folder above it", is_bare=True)
+            if identity[0] in self.mounts:
+                return None, Entry(path, refusal="a mount of a lake", is_bare=True)
             names = self._names(path, folder)
             first = next(names, None)
             status = os.stat(folder)
@@ -161,7 +173,7 @@ class FolderSide:
         entry = Entry(path, mode=stat.S_IMODE(status.st_mode), mtime_ns=status.st_mtime_ns, is_bare=first is None)
         return _Level(path, identity, chain((first,), names) if first is not None else iter(())), entry
 
-    def _entry(self, path: str, found: os.DirEntry[str]) -> Iterator[Entry]:
+    def _entry(self, path: str, found: os.DirEntry[str], level: _Level) -> Iterator[Entry]:
         if path.endswith("/"):
             yield Entry(path, refusal="a symbolic link")
             return
@@ -175,10 +187,11 @@ class FolderSide:
         try:
             status = found.stat(follow_symlinks=self.follow)
         except FileNotFoundError:
-            if not found.is_symlink():
-                return  # removed since the folder was read
-            yield Entry(path, refusal="a symbolic link to nothing")
-            return
+            if found.is_symlink():
+                yield Entry(path, refusal="a symbolic link to nothing")
+            elif not self._has_its_path(level):
+                yield Entry(path, refusal="its folder is gone, or is another one", is_whole=False)
+            return  # else it was removed since the folder was read
         except OSError as error:
             yield Entry(path, refusal=error.strerror or "cannot be read", is_whole=False)
             return
@@ -188,6 +201,14 @@ class FolderSide:
             yield Entry(path, refusal="not a regular file")
         elif not is_part(self.path_of(path)):
             yield Entry(path, status.st_size, status.st_mtime_ns, stat.S_IMODE(status.st_mode))
+
+    def _has_its_path(self, level: _Level) -> bool:
+        """Return True if a folder still has the path under which it was read: a disk may have been unplugged."""
+        try:
+            found = os.stat(self.path_of(level.path))
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == level.identity
 
     def _bad_name(self, path: str) -> str:
         """Return the reason why a lake cannot have a name; "" if it can."""
@@ -233,6 +254,7 @@ class BucketSide:
     _after: str | None = field(default=None, init=False)
     _has_ended: bool = field(default=False, init=False)
     _waiting: list[ListEntry] = field(default_factory=list, init=False)
+    _node: int | None = field(default=None, init=False)
 
     @property
     def shown(self) -> str:
@@ -269,7 +291,7 @@ class BucketSide:
     def _exists(self) -> Steps[bool]:
         """Return False for a side that is missing, if it may be."""
         try:
-            yield from self.asked(self.steps.stat(str(self.name)))
+            found = yield from self.asked(self.steps.stat(str(self.name)))
         except (KeyNotFound, BucketNotFound) as error:
             if self.may_miss:
                 return False
@@ -278,7 +300,15 @@ class BucketSide:
             raise KeyNotFound(
                 f"{self.name} does not exist, or is an object, and a sync takes folders", subject=str(self.name)
             ) from None
+        self._node = found.node
         return True
+
+    def is_in_place(self) -> Steps[bool]:
+        try:
+            found = yield from self.asked(self.steps.stat(str(self.name)))
+        except (KeyNotFound, BucketNotFound):
+            return self._node is None
+        return found.node == self._node
 
     def _entry(self, listed: ListEntry, *, is_empty: bool) -> Entry | None:
         path = listed.key[len(self.name.key) :]

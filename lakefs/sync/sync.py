@@ -4,7 +4,8 @@ Both sides are listed once, in one order, and compared name by name; what differ
 With `delete`, the names that only the target has are removed at the end.
 
 Rules kept here:
-- Nothing is removed unless the source was listed whole and has a file, and everything that was to be copied was.
+- Nothing is removed unless the source was listed whole and has a file, is still in its place, and everything that was
+  to be copied was.
 - A name that fails, or that a side cannot have, is reported by itself, and the others go on.
 - Each file is whole or absent at the target, so a sync that was killed can be begun again: what was copied is the same
   on both sides by then.
@@ -137,6 +138,8 @@ class _Sync:
         if not (self.removals.count or self.removals.folders):
             return
         self.totals.withheld = self._reason_to_withhold()
+        if not self.totals.withheld and not (yield from self._source.is_in_place()):
+            self.totals.withheld = f"{self._source.shown} was moved or removed meanwhile"
         if self.totals.withheld:
             return
         for batch in self.removals.batches():
@@ -182,10 +185,14 @@ class _Sync:
 
 def _mover(lake: LakeSteps, source: Side, target: Side, options: SyncOptions, observer: SyncObserver) -> Mover:
     if isinstance(source, FolderSide) and isinstance(target, BucketSide):
-        put_options = PutOptions(compare=False, create_bucket=options.create_bucket, jobs=options.jobs)
+        put_options = PutOptions(
+            compare=False, create_bucket=options.create_bucket, jobs=options.jobs, follow=source.follow
+        )
         return Upload(lake, source, target, put_options, observer)
     if isinstance(source, BucketSide) and isinstance(target, FolderSide):
-        return Download(lake, source, target, GetOptions(follow=options.follow), observer)
+        # Below links that are followed the target was not listed, so what is newer there is known only now.
+        get_options = GetOptions(follow=options.follow, keep_newer=options.comparison.update)
+        return Download(lake, source, target, get_options, observer)
     if isinstance(source, BucketSide) and isinstance(target, BucketSide):
         if source.runner is not None:
             return Relay(lake, source, target, observer, create_bucket=options.create_bucket)

@@ -107,4 +107,5 @@ def _side(
     if name is not None:
         return BucketSide(lake, name, rules, other is None, may_miss)
     prefix_bytes = 0 if other is None else len(other.key.encode())
-    return FolderSide(os.fspath(place), rules, follow, prefix_bytes, refused, may_miss)
+    # Below a target no link is followed when it is listed, so nothing behind one is removed.
+    return FolderSide(os.fspath(place), rules, follow and not may_miss, prefix_bytes, refused, may_miss)

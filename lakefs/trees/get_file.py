@@ -16,6 +16,7 @@ import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from lakefs.errors import AlreadyExists, EngineUnreachable, LocalFileError
 from lakefs.get.fetch import fetch_pieces
@@ -30,6 +31,8 @@ from lakefs.trees.local_folders import LocalTarget
 from lakefs.trees.part_files import PartFile, restore_attributes
 from lakefs.trees.walk import Fate, FileOutcome, Observer, same_content
 from lakefs.wire.messages import ObjectStat
+
+KEPT_NEWER: Final = "changed here after the object was, and different; --force replaces it"
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,7 @@ def get_opened(
 
 def kept_newer(path: str, name: str, size_bytes: int) -> FileOutcome:
     """Return the outcome of an object that would have replaced a file with later changes."""
-    notice = "changed here after the object was, and different; --force replaces it"
-    return FileOutcome(path, name, Fate.SKIPPED, size_bytes, notice=notice, is_missing=True)
+    return FileOutcome(path, name, Fate.SKIPPED, size_bytes, notice=KEPT_NEWER, is_missing=True)
 
 
 def _is_newer(target: LocalTarget, mtime_ns: int) -> bool:

@@ -22,15 +22,18 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from lakefs.content.chunking import plan_file
 from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, UserError
 from lakefs.get.objects import close_object, open_object
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.limits import CHUNK_BYTES, FRAME_BYTES, FRAMES_PER_JOB
 from lakefs.names import Name
+from lakefs.put.objects import put
 from lakefs.put.remote import put_remotely
 from lakefs.put.sources import FileSource
-from lakefs.put.upload import result_of
+from lakefs.put.upload import PutResult, result_of
 from lakefs.steps.steps import Pipeline, Send, Steps, Work, send, work
 from lakefs.trees.folder_modes import sent_mode, set_modes
 from lakefs.trees.walk import (
@@ -65,13 +68,15 @@ T = TypeVar("T")
 class PutOptions:
     """`compare`: leave alone what is already stored; `jobs`: frames of small files in flight.
 
-    `create_bucket`: create the bucket, if it is missing, with the first file that is stored.
+    `create_bucket`: create the bucket, if it is missing, with the first file that is stored.  `follow`: a file may be a
+    symbolic link; without it, one that became a link since the walk saw it has failed.
     """
 
     compare: bool = True
     if_absent: bool = False
     create_bucket: bool = False
     content_type: str = ""
+    follow: bool = True
     jobs: int = 4
 
 
@@ -186,7 +191,7 @@ class TreePut:
 
     def _read_file(self, entry: LocalEntry, stat: ObjectStat | None, room: int) -> _Read:
         try:
-            source = FileSource(entry.path)
+            source = FileSource(entry.path, follow_symlinks=self._options.follow)
             try:
                 if source.size_bytes > min(room, CHUNK_BYTES):
                     return _Read(entry)
@@ -286,13 +291,24 @@ class TreePut:
 
     # --- large files and folders -------------------------------------------------------------------
 
+    def _put_file(self, change: NameChange, path: str) -> Steps[PutResult]:
+        if self._options.follow:
+            return (yield from self._lake.put_file(change, Path(path), self._observer.progress))
+        source: FileSource = yield from work(partial(FileSource, path, follow_symlinks=False))
+        try:
+            attributes = msgspec.structs.replace(change.attributes, mode=source.mode, mtime_ns=source.mtime_ns)
+            changed = msgspec.structs.replace(change, attributes=attributes)
+            return (yield from put(self._lake.transfer(self._observer.progress), changed, source))
+        finally:
+            source.close()
+
     def _put_alone(self, entry: LocalEntry, stat: ObjectStat | None) -> Steps[None]:
         try:
             if self._options.compare and (yield from self._already_stored(entry, stat)):
                 self._unchanged(entry)
                 return
             change = self._change(entry, ObjectAttributes(content_type=self._options.content_type))
-            result = yield from self._lake.put_file(change, Path(entry.path), self._observer.progress)
+            result = yield from self._put_file(change, entry.path)
         except LakeError as error:
             self._fail(entry, error)
             return

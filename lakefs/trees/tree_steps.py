@@ -58,7 +58,7 @@ def put_tree(
     yield from work(_check_folder, source)
     refused = yield from data_folders(lake)
     walk = Walk(source, target.key, WalkOptions(follow, refused=refused))
-    options = PutOptions(compare=compare, if_absent=if_absent, create_bucket=create_bucket)
+    options = PutOptions(compare=compare, if_absent=if_absent, create_bucket=create_bucket, follow=follow)
     totals = yield from put_all(lake, [walk], target.bucket, options, _observer(outcome, progress))
     return _whole(totals)
 

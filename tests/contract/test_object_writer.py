@@ -16,7 +16,11 @@ import pytest
 from engine.process.embedded import open_lake
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.blocking.object_writer import STORED_AT_ONCE_BYTES
+from lakefs.client.facade import driver_of
 from lakefs.errors import AlreadyExists, BucketNotFound, InvalidArgument, InvalidName, LakeError
+from lakefs.put.upload import only_result
+from lakefs.steps.steps import send
+from lakefs.wire.messages import NameChange, ObjectAttributes, PutObjects
 
 
 @pytest.fixture
@@ -74,6 +78,28 @@ def test_an_object_that_exists_is_appended_to_or_refused(lake: Lake) -> None:
     with pytest.raises(AlreadyExists, match="bkt/late exists already"):
         late.close()
     assert lake.get("bkt/late") == b"first"
+
+
+def test_what_is_appended_to_keeps_its_attributes_but_not_its_time(lake: Lake) -> None:
+    metadata = {"k": "v", "mtime": "1.5"}
+    attributes = ObjectAttributes(
+        mode=0o751, mtime_ns=1_500_000_000, content_type="text/x", user_metadata=metadata, tags={"t": "1"}
+    )
+    change = NameChange("bkt", "attributes", b"", attributes)
+    with lake.open("bkt/other", "wb") as file:
+        file.write(b"x")
+    only_result(driver_of(lake).run(send(PutObjects([1], [change]), body=[memoryview(b"x")])))
+    with lake.open("bkt/attributes", "ab") as file:
+        file.write(b"y")
+    found = lake.stat("bkt/attributes")
+    assert (found.mode, found.content_type, found.user_metadata, found.tags) == (
+        0o751,
+        "text/x",
+        {"k": "v"},
+        {"t": "1"},
+    )
+    assert found.mtime_ns > 1_500_000_000
+    assert lake.get("bkt/attributes") == b"xy"
 
 
 def test_a_missing_bucket_is_made_only_if_that_was_asked(lake: Lake) -> None:

@@ -28,7 +28,7 @@ from lakefs.put.objects import put
 from lakefs.put.pieces import PiecewisePut
 from lakefs.put.sources import BufferSource
 from lakefs.steps.steps import Steps
-from lakefs.wire.messages import Condition, NameChange, ObjectAttributes
+from lakefs.wire.messages import Condition, NameChange, ObjectAttributes, ObjectStat
 
 if TYPE_CHECKING:
     from lakefs.client.blocking.driver import BlockingDriver
@@ -58,6 +58,7 @@ class ObjectWriter(io.BufferedIOBase):
         self._is_stored = False
         self._position = 0
         self._condition = Condition(absent=mode == "xb")
+        self._attributes = ObjectAttributes()
         self._old: Opened | None = None
         self._process = os.getpid()
         self._handled = sys.exception()
@@ -153,8 +154,7 @@ class ObjectWriter(io.BufferedIOBase):
         self._commit()
 
     def _commit(self) -> None:
-        attributes = ObjectAttributes()
-        change = NameChange(*self._name, b"", attributes, self._condition, self._create_bucket)
+        change = NameChange(*self._name, b"", self._attributes, self._condition, self._create_bucket)
         if self._is_stored:
             self._store_gathered()
             self._run(self._put.commit(change))
@@ -204,6 +204,7 @@ class ObjectWriter(io.BufferedIOBase):
             return
         self._old = opened
         self._condition = Condition(etags=[opened.stat.etag])
+        self._attributes = _kept_by_appending(opened.stat)
         pieces = list(opened.pieces)
         rest = pieces.pop() if pieces and pieces[-1].length < CHUNK_BYTES else None
         if pieces:
@@ -212,6 +213,20 @@ class ObjectWriter(io.BufferedIOBase):
         if rest is not None:
             self._gathered += yield from read_range(access, opened, rest.offset, rest.length)
         self._position = opened.stat.size_bytes
+
+
+def _kept_by_appending(old: ObjectStat) -> ObjectAttributes:
+    """Return the attributes that do not depend on content or time; an S3 client's metadata may hold the old time."""
+    return ObjectAttributes(
+        mode=old.mode,
+        uid=old.uid,
+        gid=old.gid,
+        content_type=old.content_type,
+        user_metadata={name: value for name, value in old.user_metadata.items() if name != "mtime"},
+        headers=old.headers,
+        xattrs=old.xattrs,
+        tags=old.tags,
+    )
 
 
 def _is_left_by_an_error(handled: BaseException | None) -> bool:

@@ -14,14 +14,16 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, strategies as st
 
+from cli.moving import importer
 from cli.moving.etags import BrokenOff, CheckedBody, kept_etag
 from cli.moving.importer import BY_SIZE, Callbacks, Importer, ImportOptions, mtime_of
 from cli.moving.s3_source import Fetched, Found, S3Source
 from engine.process.embedded import open_lake
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.facade import driver_of
-from lakefs.errors import EngineUnreachable, SourceChanged
+from lakefs.errors import EngineUnreachable, InvalidName, SourceChanged
 from lakefs.names import Name
+from lakefs.steps.steps import Steps
 from lakefs.sync.filters import Rules
 from lakefs.sync.report import Done, SyncOutcome
 
@@ -98,7 +100,7 @@ def imported(
 ) -> dict[str, list[SyncOutcome]]:
     """Import all; return the outcomes of each name, and check what is unchanged against the totals."""
     bucket, _, key = target.partition("/")
-    if not lake.exists(f"{bucket}/"):
+    if not lake.exists(f"{bucket}/") and not (dry_run and versions):
         lake.create_bucket(bucket)
     outcomes: dict[str, list[SyncOutcome]] = {}
     callbacks = Callbacks(
@@ -109,11 +111,11 @@ def imported(
     )
     options = ImportOptions(Rules(), dry_run=dry_run)
     source = cast("S3Source", store)
-    importer = Importer(source, prefix, Name(bucket, key), [driver_of(lake)], options, callbacks)
+    one = Importer(source, prefix, Name(bucket, key), [driver_of(lake)], options, callbacks)
     if versions:
-        importer.run_versions(2)
+        one.run_versions(2)
     else:
-        importer.run(2)
+        one.run(2)
     return outcomes
 
 
@@ -268,6 +270,27 @@ def test_versions_come_in_their_order_and_an_import_goes_on(lake: Lake) -> None:
     store.versions = [versions[1:]]
     (outcome,) = imported(lake, store, "versions/", versions=True)["k"]
     assert (outcome.done, "not the source's" in outcome.reason) == (Done.FAILED, True)
+
+
+def test_a_key_that_is_refused_does_not_end_an_import_of_versions(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store({"v1": Played(b"1")})
+    store.versions = [
+        [Found("refused", 0, "", STORED_NS, "m", is_marker=True)],
+        [Found("k", 1, md5(b"1"), STORED_NS, "v1")],
+    ]
+    dry = imported(lake, store, "refusing/", versions=True, dry_run=True)
+    assert [outcomes[0].done for outcomes in dry.values()] == [Done.COPIED] * 2, "the bucket would be made"
+    removed = importer._removed
+
+    def refused(name: Name) -> Steps[None]:
+        if name.key == "refused":
+            raise InvalidName("no such key")
+        return removed(name)
+
+    monkeypatch.setattr(importer, "_removed", refused)
+    found = imported(lake, store, "refusing/", versions=True)
+    assert {path: outcomes[0].done for path, outcomes in found.items()} == {"refused": Done.FAILED, "k": Done.COPIED}
+    assert lake.get("refusing/k") == b"1"
 
 
 @given(st.binary(max_size=40), st.integers(1, 12), st.lists(st.integers(1, 9), min_size=1, max_size=30))

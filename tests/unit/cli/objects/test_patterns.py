@@ -155,3 +155,13 @@ def test_any_folders_match_as_their_meaning_says(pattern: list[str], path: list[
         return bool(path) and pattern[0] in ("*", path[0]) and means(pattern[1:], path[1:])
 
     assert _path_matches(pattern, path) == means(["**", *pattern], path)
+
+
+def test_a_pattern_that_takes_the_target_too_moves_the_others(shell: Shell) -> None:
+    shell.fill("moving/a", "moving/m/x", "moving/z", "moving/d/e/y")
+    done = shell("mv", "moving/*", "moving/m/")
+    assert (done.code, "cannot be moved below itself" in done.err) == (2, True)
+    assert shell.names("moving") == ["m/a", "m/d/e/y", "m/x", "m/z"]
+    shell.fill("moving/p/q/r/s")
+    assert json.loads(shell.good("mv", "--json", "moving/p/**", "moving/t/").out)["name"] == "moving/t/q/"
+    assert "t/q/r/s" in shell.names("moving"), "what was in a folder that was moved is no error"

@@ -42,6 +42,22 @@ def test_a_url_is_signed_as_botocore_signs_it(method: str, key: str) -> None:
     assert "secret" not in repr(SIGNING)
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "sent"),
+    [
+        ("http://S3.Example.org:80", "http://s3.example.org"),
+        ("https://s3.example.org:443", "https://s3.example.org"),
+        ("http://s3.example.org:443", "http://s3.example.org:443"),
+        ("http://[::1]:80", "http://[::1]"),
+    ],
+)
+def test_a_url_is_signed_for_the_host_that_clients_send(endpoint: str, sent: str) -> None:
+    name = Name("bkt", "k")
+    one, other = (presigned(Signing("KEY", "s", place, "r"), name, "GET", 60, NOW_S) for place in (endpoint, sent))
+    assert one == other
+    assert one.startswith(f"{sent}/bkt/k?"), "curl and boto3 leave out a port that the scheme has anyway"
+
+
 def signed_for(url: str) -> tuple[str, str, str, str]:
     """Return endpoint, key, region and expiry of a URL."""
     parts, query = urlsplit(url.strip()), parse_qs(urlsplit(url.strip()).query)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.odd_names import put_odd
 from tests.unit.cli.objects.conftest import Shell
 
 MANY = [f"d/{index:03}" for index in range(101)]
@@ -61,3 +62,14 @@ def test_what_a_bucket_with_versions_keeps_comes_back_by_the_command_that_rm_say
     shell.good("versions", "restore", "kept/a b")
     shell.good("versions", "restore", "-r", "kept/d")
     assert shell.names("kept") == ["a b", "d/x", "d/y"]
+
+
+def test_what_several_patterns_or_folders_take_is_removed_once_and_without_an_error(shell: Shell) -> None:
+    shell.fill("twice/a", "twice/d", "twice/d/x", "twice/d/e/y", "twice/left")
+    put_odd(shell.lake, "twice", "z//q", b"odd")
+    done = shell.good("rm", "-r", "twice/[adz]*", "twice/d/**", "twice/a*")
+    assert done.err == "5 objects (37 B) removed\n"
+    assert shell.names("twice") == ["left"]
+    shell.fill("twice/a", "twice/d/x")
+    assert shell.good("rm", "twice/a*", "twice/*a").err == ""
+    assert shell("rm", "-r", "twice/d", "twice/d/x").code == 66, "a name that is typed has to be there"

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from cli.objects import versions
+from lakefs.names import Name
+from lakefs.steps.steps import Steps, send
+from lakefs.wire.messages import DeleteNames, NameResult
 from tests.unit.cli.objects.conftest import Shell
 
 
@@ -53,6 +59,21 @@ def test_an_old_version_is_fetched(shell: Shell, kept: str, tmp_path: Path) -> N
     assert (tmp_path / "f").read_bytes() == (tmp_path / "k").read_bytes() == b"1"
     assert shell("versions", "get", f"{kept}/k", "f" * 32, tmp_path / "g").code != 0
     assert not (tmp_path / "g").exists()
+
+
+def test_a_version_goes_into_a_pipe_as_into_any_stream(shell: Shell, kept: str, tmp_path: Path) -> None:
+    oldest = str(listed(shell, f"{kept}/k")[-1]["version"])
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        shell.good("versions", "get", f"{kept}/k", oldest, pipe)
+        assert os.read(reader, 10) == b"1"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo(), "/dev/null would become a file"
+    assert shell("versions", "get", f"{kept}/k", oldest, f"{tmp_path}/none/").code == 74
+    assert not (tmp_path / "none").exists()
 
 
 def test_what_was_removed_or_overwritten_comes_back(shell: Shell, kept: str) -> None:
@@ -102,3 +123,21 @@ def test_all_old_versions_are_removed_and_what_is_there_stays(shell: Shell, kept
     shell.good("versions", "rm", "-r", "-y", kept)
     shell.good("bucket", "rm", kept)
     assert shell("versions", "rm", f"{kept}/k").code == 2
+
+
+def test_what_is_removed_while_old_versions_go_is_not_there_again(
+    shell: Shell, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete, calls = versions._delete, list[Name]()
+
+    def and_others_remove(of: Sequence[tuple[str, str]], name: Name) -> Steps[list[NameResult]]:
+        found = yield from delete(of, name)
+        if not calls:
+            yield from send(DeleteNames([(kept, "kk")]))
+        calls.append(name)
+        return found
+
+    monkeypatch.setattr(versions, "_delete", and_others_remove)
+    shell.good("versions", "rm", "-r", kept)
+    assert shell.names(kept) == ["d/x"]
+    assert [entry["is_marker"] for entry in listed(shell, f"{kept}/kk")] == [True, False]
