@@ -21,11 +21,10 @@ from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
 from lakefs.errors import BucketNotFound, FolderNotEmpty, IsAFolder, KeyNotFound, LakeError
 from lakefs.names import Name, parse_name, parse_object_name
+from lakefs.trees.remove_tree import RemovedNames, remove_below
 
 if TYPE_CHECKING:
     from lakefs.client.blocking.lake import Lake
-    from lakefs.lake.lake_steps import LakeSteps
-    from lakefs.steps.steps import Steps
 
 MANY: Final = 100
 """Objects of a folder that are removed without a question."""
@@ -35,18 +34,10 @@ _NAMED_MAX: Final = 3
 
 
 @dataclass
-class _Removed:
+class _Removed(RemovedNames):
     """Counts of what was removed, and the names that were given for it."""
 
-    objects: int = 0
-    folders: int = 0
-    size_bytes: int = 0
     names: list[Name] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        """Objects and folders."""
-        return self.objects + self.folders
 
     def summary(self) -> str:
         """Return `12 objects (3.0 GiB) and 2 folders removed`."""
@@ -200,7 +191,7 @@ def _remove(lake: Lake, text: str, recursive: bool, removed: _Removed) -> None:
         _remove_one(lake, name, removed)
     folder = name if name.is_folder else Name(name.bucket, name.key + "/")
     driver = driver_of(lake)
-    driver.run(_remove_tree(driver.steps, folder, removed))
+    driver.run(remove_below(driver.steps, folder, removed))
 
 
 def _remove_one(lake: Lake, name: Name, removed: _Removed) -> None:
@@ -213,38 +204,3 @@ def _remove_one(lake: Lake, name: Name, removed: _Removed) -> None:
         raise found
     removed.objects += driver.run(driver.steps.remove_many([name]))
     removed.size_bytes += found.size_bytes
-
-
-def _remove_tree(steps: LakeSteps, folder: Name, removed: _Removed) -> Steps[None]:
-    """Remove all below a folder, and the folder: first the objects, then folders that stay when empty."""
-    yield from _remove_objects(steps, folder, removed)
-    # A listing has parents before their children: those that are not empty yet wait, innermost last.
-    waiting: list[Name] = []
-    after = ""
-    while True:
-        page = yield from steps.list_page(str(folder), after=after, folders=True)
-        names = [Name(folder.bucket, entry.key) for entry in page.entries]
-        for name in reversed(names):
-            try:
-                removed.folders += yield from steps.remove_many([name])
-            except FolderNotEmpty:
-                waiting.append(name)
-        after = page.next_after
-        if not after:
-            break
-    for name in sorted(waiting, key=lambda name: name.key, reverse=True):
-        removed.folders += yield from steps.remove_many([name])
-
-
-def _remove_objects(steps: LakeSteps, folder: Name, removed: _Removed) -> Steps[None]:
-    """Remove the objects below a folder, a page at a time."""
-    after = ""
-    while True:
-        page = yield from steps.list_page(str(folder), after=after)
-        objects = [entry for entry in page.entries if not entry.key.endswith("/")]
-        if objects:
-            removed.objects += yield from steps.remove_many([Name(folder.bucket, entry.key) for entry in objects])
-            removed.size_bytes += sum(entry.size_bytes for entry in objects)
-        after = page.next_after
-        if not after:
-            return

@@ -12,22 +12,17 @@ Rules kept here:
 
 from __future__ import annotations
 
-from typing import Final
-
-from engine.format.layouts import EtagKind, NodeKind
+from engine.format.layouts import NodeKind
 from engine.head.head_binds import HeadBinds
 from engine.head.head_clients import HeadClient, HeadSession
 from engine.head.names_link import end_leases
 from engine.namespace.keys import subject_of
-from engine.namespace.object_stat import derived_etag
 from engine.requests.handlers import handles
+from lakefs.content.manifest import kept_etag
 from lakefs.errors import AcrossShards, InvalidArgument, IsAFolder, KeyNotFound
-from lakefs.ids import BlobId
 from lakefs.names import shown
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
-
-_MD5_CHARACTERS: Final = 32
 
 
 class HeadCopies:
@@ -116,7 +111,7 @@ def copied_attributes(stat: m.ObjectStat, request: m.Copy) -> m.ObjectAttributes
     """
     given = request.attributes
     shown_by = stat if given is None else given
-    etag_kind, etag = _etag_of(stat)
+    etag_kind, etag = kept_etag(stat.etag, stat.blob, stat.chunk_count)
     return m.ObjectAttributes(
         mode=shown_by.mode,
         uid=shown_by.uid,
@@ -132,15 +127,6 @@ def copied_attributes(stat: m.ObjectStat, request: m.Copy) -> m.ObjectAttributes
         atime_ns=shown_by.atime_ns,
         tags=stat.tags if request.tags is None else request.tags,
     )
-
-
-def _etag_of(stat: m.ObjectStat) -> tuple[int, bytes]:
-    """Return kind and value of an ETag that is shown as the stat has it."""
-    if not stat.blob or stat.etag == derived_etag(BlobId(stat.blob), stat.chunk_count):
-        return EtagKind.DERIVED, b""
-    if len(stat.etag) == _MD5_CHARACTERS and not set(stat.etag) - set("0123456789abcdef"):
-        return EtagKind.MD5, bytes.fromhex(stat.etag)
-    return EtagKind.MULTIPART, stat.etag.encode()
 
 
 def _not_found(request: m.Copy) -> KeyNotFound:

@@ -282,6 +282,18 @@ def derived_etag(blob: BlobId, chunk_count: int) -> str:
     return f"{blob[1:17].hex()}-{chunk_count}"
 
 
+def kept_etag(etag: str, blob: bytes, chunk_count: int) -> tuple[int, bytes]:
+    """Return `etag_kind` and `etag` of ObjectAttributes with which an object has the ETag that is shown of this one.
+
+    One that is derived from the content is not kept (0); 1 is an MD5, 2 the text of an upload in parts.
+    """
+    if not blob or etag == derived_etag(BlobId(blob), chunk_count):
+        return 0, b""
+    if len(etag) == len(_EMPTY_MD5) and not set(etag) - set("0123456789abcdef"):
+        return 1, bytes.fromhex(etag)
+    return 2, etag.encode()
+
+
 def _entry_kind(level: int) -> ChunkKind:
     """Return the kind of the chunks that a manifest of that level lists."""
     return ChunkKind.MANIFEST if level else ChunkKind.DATA

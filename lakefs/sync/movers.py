@@ -15,6 +15,7 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from lakefs.content.manifest import kept_etag
 from lakefs.errors import LakeError, LocalFileError, SourceChanged
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.limits import COPY_WINDOW
@@ -36,7 +37,6 @@ from lakefs.wire.messages import Copy, MakeFolder, ObjectAttributes, ObjectStat
 READ_AGAIN_MAX: Final = 1000
 """Most files that are kept to be read once more."""
 _BELOW_A_FILE: Final = "a part of its path is a file at the target"
-_DERIVED, _MD5, _MULTIPART = 0, 1, 2
 """Values of `ObjectAttributes.etag_kind`."""
 
 
@@ -276,7 +276,7 @@ def failed(path: str, error: LakeError) -> SyncOutcome:
 
 def attributes_of(found: ObjectStat) -> ObjectAttributes:
     """Return the attributes with which a copy of an object is as the object is shown."""
-    kind, etag = _etag_of(found)
+    kind, etag = kept_etag(found.etag, found.blob, found.chunk_count)
     return ObjectAttributes(
         mode=found.mode,
         uid=found.uid,
@@ -292,16 +292,6 @@ def attributes_of(found: ObjectStat) -> ObjectAttributes:
         atime_ns=found.atime_ns,
         tags=found.tags,
     )
-
-
-def _etag_of(found: ObjectStat) -> tuple[int, bytes]:
-    """Return kind and value of an ETag: one that is derived from the content is not stored."""
-    text = found.etag
-    if not text or text == f"{found.blob[1:17].hex()}-{found.chunk_count}":
-        return _DERIVED, b""
-    if len(text) == 32 and not set(text) - set("0123456789abcdef"):
-        return _MD5, bytes.fromhex(text)
-    return _MULTIPART, text.encode()
 
 
 def _of_fetched(outcome: FileOutcome, path: str) -> SyncOutcome:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from lakefs.errors import FolderNotEmpty, InvalidName, KeyNotFound, LocalFileError
+from lakefs.errors import InvalidName, KeyNotFound, LocalFileError
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.lake.uploads import Progress
 from lakefs.names import Name, check_path, parse_name
@@ -24,11 +24,11 @@ from lakefs.steps.steps import Steps, work
 from lakefs.trees.get_file import GetOptions
 from lakefs.trees.get_tree import get_tree as get_all
 from lakefs.trees.put_tree import PutOptions, put_tree as put_all
+from lakefs.trees.remove_tree import RemovedNames, remove_below
 from lakefs.trees.walk import Fate, FileOutcome, Observer, Totals, Walk, WalkOptions
 
 Outcome = Callable[[FileOutcome], None]
 """Called with the end of each file."""
-_REMOVED_AT_ONCE = 1000
 
 
 def put_tree(
@@ -103,45 +103,11 @@ def remove_tree(lake: LakeSteps, name: str) -> Steps[int]:
     that was interrupted leaves the rest.  KeyNotFound if there is no such folder; BucketNotFound.
     """
     folder = _folder(parse_name(name))
-    removed = yield from _remove_objects(lake, folder)
-    removed += yield from _remove_folders(lake, folder)
-    if not removed and folder.key:
+    removed = RemovedNames()
+    yield from remove_below(lake, folder, removed)
+    if not removed.count and folder.key:
         raise KeyNotFound(f"{folder} does not exist", subject=str(folder))
-    return removed
-
-
-def _remove_objects(lake: LakeSteps, folder: Name) -> Steps[int]:
-    removed = 0
-    after = ""
-    while True:
-        page = yield from lake.list_page(str(folder), after=after, limit=_REMOVED_AT_ONCE)
-        names = [Name(folder.bucket, entry.key) for entry in page.entries if not entry.key.endswith("/")]
-        if names:
-            removed += yield from lake.remove_many(names)
-        after = page.next_after
-        if not after:
-            return removed
-
-
-def _remove_folders(lake: LakeSteps, folder: Name) -> Steps[int]:
-    """Remove the folders that stay when they are empty.  A list has those that contain others before them."""
-    removed = 0
-    waiting: list[Name] = []
-    after = ""
-    while True:
-        page = yield from lake.list_page(str(folder), after=after, limit=_REMOVED_AT_ONCE, folders=True)
-        for entry in reversed(page.entries):
-            one = Name(folder.bucket, entry.key)
-            try:
-                removed += yield from lake.remove_many([one])
-            except FolderNotEmpty:
-                waiting.append(one)
-        after = page.next_after
-        if not after:
-            break
-    for one in sorted(waiting, key=lambda one: one.key, reverse=True):
-        removed += yield from lake.remove_many([one])
-    return removed
+    return removed.count
 
 
 def _folder(name: Name) -> Name:
