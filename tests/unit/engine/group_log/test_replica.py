@@ -185,12 +185,14 @@ def test_a_replica_that_asks_for_it_leads_and_the_others_do_not_take_it_back() -
     run(scenario)
 
 
-def test_a_group_of_several_parts_is_taken_whole() -> None:
+@pytest.mark.parametrize("count", [100, 275], ids=["3 MB", "nearly 8 MiB"])
+def test_a_group_of_several_parts_is_taken_whole(count: int) -> None:
     async def scenario() -> None:
         async with memory_coordinator() as coordinator, replicas_on(coordinator, 2) as (leader, follower):
-            values = {b"%d" % number: bytes([number]) * 30000 for number in range(100)}
+            values = {b"%d" % number: bytes([number % 256]) * 30000 for number in range(count)}
             await put(leader.led, *((NAMES, key, value) for key, value in values.items()))
             await same(leader, follower)
+            assert leader.led.durable_sequence == 1, "it is one group"
             assert follower.contents()[NAMES, b"7"] == values[b"7"]
 
     run(scenario)
